@@ -1,0 +1,224 @@
+"""How far attention looks (paper, section 4, figures 3 to 5, C.5, C.6).
+
+The mean attention distance of a head: the distance in pixels from a query patch to a key patch, weighted by the
+attention between them, averaged over queries and images.  CLS, distillation and register tokens have no place in the
+image and are left out, of queries and of keys.
+
+Symbols: n images, L blocks, h heads, t tokens (prefix tokens first), gh x gw the grid of patches, p = gh·gw.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+from .record import images_of, layers, modules_of, record, stream, unwrap
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a transformer's tokens lie: `prefix` tokens without a place, then `grid` patches of `patch` pixels."""
+
+    prefix: int
+    has_cls: bool  # whether token 0 is CLS
+    grid: tuple[int, int]  # rows, columns
+    patch: tuple[float, float]  # height, width in pixels
+
+    @property
+    def tokens(self) -> int:
+        return self.prefix + self.grid[0] * self.grid[1]
+
+
+def layout(model: nn.Module, images: Tensor) -> Layout | None:
+    """The token layout of a ViT or Mixer for these images (n, 3, H, W); None for a model without patch tokens."""
+    model = unwrap(model)
+    embed = getattr(model, "patch_embed", None) or getattr(model, "stem", None)
+    if getattr(embed, "grid_size", None) is None or not hasattr(model, "blocks"):
+        return None
+    size = images.shape[-2:]
+    if hasattr(embed, "dynamic_feat_size"):
+        grid, patch = embed.dynamic_feat_size(size), embed.feat_ratio(as_scalar=False)
+    else:
+        grid, patch = embed.grid_size, [s / g for s, g in zip(size, embed.grid_size, strict=True)]
+    has_cls = getattr(model, "cls_token", None) is not None
+    return Layout(getattr(model, "num_prefix_tokens", int(has_cls)), has_cls, tuple(grid), tuple(patch))
+
+
+def peek(batches) -> tuple[Tensor, object]:
+    """The first batch's images, and the batches whole again, generators too."""
+    if isinstance(batches, (Tensor, dict)):
+        batches = [batches]
+    iterator = iter(batches)
+    first = next(iterator, None)
+    if first is None:
+        raise ValueError("there were no batches: the loader is empty, or a generator that has already been used up")
+    return images_of(first), chain([first], iterator) if iterator is batches else batches
+
+
+@contextmanager
+def softmax_visible(model: nn.Module):
+    """Fused attention never forms its weights: switch it off, and back on afterwards."""
+    fused = [module for module in model.modules() if getattr(module, "fused_attn", False) is True]
+    for module in fused:
+        module.fused_attn = False
+    try:
+        yield model
+    finally:
+        for module in fused:
+            module.fused_attn = True
+
+
+def attention_maps(model: nn.Module, batches, blocks=None, progress: bool = False) -> Tensor:
+    """Attention weights after the softmax: (L, n, h, t, t), [..., q, k] from query q to key k, all tokens.
+
+    `blocks`: indices, default all. For a few images: memory grows with L·n·h·t².
+    """
+    _, batches = peek(batches)
+    names = _softmax_layers(model, blocks)
+    with softmax_visible(model):
+        kept = record(model, batches, names, keep=lambda weights: weights, progress=progress)
+    return torch.stack([kept[name] for name in names])
+
+
+def patch_distances(grid: int | tuple[int, int], patch_size: float | tuple[float, float]) -> Tensor:
+    """Distance in pixels between the centres of any two patches: (p, p), row-major, 0 on the diagonal."""
+    (gh, gw), (ph, pw) = _pair(grid, "grid"), _pair(patch_size, "patch_size")
+    rows, columns = torch.meshgrid(torch.arange(gh) * ph, torch.arange(gw) * pw, indexing="ij")
+    places = torch.stack([rows.flatten(), columns.flatten()], 1).double()  # (p, 2)
+    return torch.linalg.vector_norm(places[:, None] - places[None], dim=2)
+
+
+def uniform_distance(grid: int | tuple[int, int], patch_size: float | tuple[float, float]) -> float:
+    """The mean distance of a head that attends to all patches alike, itself included: pixels."""
+    return patch_distances(grid, patch_size).mean().item()
+
+
+def query_distances(maps: Tensor, distances: Tensor, prefix: int = 1, renormalise: bool = True) -> Tensor:
+    """Attention-weighted distance of each query patch: maps (…, t, t), distances (p, p) -> (…, p) in pixels.
+
+    Keys without a place are left out. With `renormalise` the rest of each row is scaled to sum to 1 again, else the
+    attention that went to CLS counts as distance 0. A row with nothing left on patches has no distance: NaN.
+    """
+    if maps.shape[-1] != prefix + len(distances):
+        raise ValueError(f"maps have {maps.shape[-1]} tokens, but {prefix} prefix tokens and {len(distances)} patches "
+                         f"make {prefix + len(distances)}; does the grid fit the image size?")
+    weights = maps[..., prefix:, prefix:].float()  # (…, p, p)
+    spread = (weights * distances.to(weights)).sum(-1)
+    if not renormalise:
+        return spread
+    mass = weights.sum(-1)
+    return torch.where(mass > 0, spread / mass, torch.nan)
+
+
+def mean_distance(model: nn.Module, batches, blocks=None, renormalise: bool = True, per_image: bool = False,
+                  progress: bool = False) -> Tensor:
+    """Mean attention distance of every head in pixels: (L, h), or (L, h, n) with `per_image`, float64.
+
+    Averaged over query patches and images (paper, section 4: 5,000 images; the published code removes CLS without
+    renormalising). Raises ValueError for models without global attention between patches.
+    """
+    images, batches = peek(batches)
+    names, where = _softmax_layers(model, blocks), layout(model, images)
+    distances = patch_distances(where.grid, where.patch)
+
+    def keep(weights: Tensor) -> Tensor:  # (B, h, t, t) -> (B, h)
+        _check_weights(weights, where)
+        return query_distances(weights, distances, where.prefix, renormalise).nanmean(-1)
+
+    with softmax_visible(model):
+        kept = record(model, batches, names, keep, progress)
+    values = torch.stack([kept[name].double().T for name in names])  # (L, h, n)
+    return values if per_image else values.nanmean(-1)
+
+
+@dataclass(frozen=True)
+class HeadSubsets:
+    """Subsets of one block's heads, from the most local to the most global, against layers of another network."""
+
+    distance: Tensor  # (S,) mean attention distance of the subset, pixels
+    values: Tensor  # (S, R) CKA of the subset's outputs with each of the other network's layers
+    heads: list[tuple[int, ...]]  # which heads each subset holds
+    columns: list[str]  # the other network's layers
+    n_images: int
+
+
+def head_subsets_cka(model: nn.Module, other: nn.Module, batches, block: int = 0, other_layers=None, size: int = 0,
+                     unbiased: bool = True, progress: bool = False) -> HeadSubsets:
+    """CKA between subsets of a ViT block's heads and early layers of another network (paper, figure 5).
+
+    Heads are sorted by mean attention distance; a subset is `size` neighbours in that order (default a quarter of
+    the heads, at least one). Its representation is the heads' outputs at the patch tokens before the output
+    projection, concatenated: with a linear kernel its Gram matrix is the sum of the heads' own, so h Gram matrices
+    serve all subsets. `other_layers`: default the first five blocks.
+    """
+    from .cka import MinibatchCKA, gram
+
+    images, batches = peek(batches)
+    batches = list(batches)  # gone through three times
+    where, (softmax,) = layout(model, images), _softmax_layers(model, [block])
+    distance = mean_distance(model, batches, [block])[0]  # (h,)
+    heads, order = len(distance), distance.argsort().tolist()
+    size = size or max(1, heads // 4)
+    if not 1 <= size <= heads:
+        raise ValueError(f"a subset of {size} heads was asked for, but block {block} has {heads}")
+    subsets = [tuple(order[i : i + size]) for i in range(heads - size + 1)]
+    columns = list(other_layers or layers(other)[:5])
+
+    def head_grams(joined: Tensor) -> Tensor:  # (B, t, h·d) -> (h, B, B)
+        parts = joined[:, where.prefix :].unflatten(2, (heads, -1)).unbind(2)
+        return torch.stack([gram(part) for part in parts])
+
+    outputs = softmax.replace("attn_drop", "proj") + ":input"
+    accumulator, count = MinibatchCKA(unbiased=unbiased), 0
+    pairs = zip(batches, stream(model, batches, [outputs], head_grams, progress),
+                stream(other, batches, columns, gram), strict=True)
+    for batch, ours, theirs in pairs:
+        by_head = ours[outputs]
+        accumulator.update(torch.stack([by_head[list(s)].sum(0) for s in subsets]),
+                           torch.stack([theirs[name].to(by_head) for name in columns]))
+        count += len(images_of(batch))
+    means = torch.stack([distance[list(s)].mean() for s in subsets])
+    return HeadSubsets(means, accumulator.matrix(), subsets, columns, count)
+
+
+def _softmax_layers(model: nn.Module, blocks=None) -> list[str]:
+    """Names of the modules that see each block's attention weights, or a ValueError that says why there are none."""
+    model = unwrap(model)
+    modules, kind = modules_of(model), type(model).__name__
+    depth = len(getattr(model, "blocks", ()))
+    names = [f"blocks.{i}.attn.attn_drop" for i in range(depth)]
+    if getattr(getattr(model, "patch_embed", None), "grid_size", None) is None or not depth \
+            or not all(name in modules for name in names) \
+            or any(hasattr(modules[name.rpartition(".")[0]], "lambda_init") for name in names):  # differential attention
+        raise ValueError(
+            f"attention distance cannot be measured on a {kind}: it needs a ViT whose blocks let every patch attend to "
+            "every other (blocks.i.attn with its weights in attn_drop). Windows (Swin), convolutions (ResNet, ConvNeXt, "
+            "EfficientNet), token-mixing MLPs (Mixer) and attention mixed across heads have no such weights; CKA, "
+            "receptive fields and probes work on them")
+    chosen = range(depth) if blocks is None else [blocks] if isinstance(blocks, int) else list(blocks)
+    if bad := [i for i in chosen if not -depth <= i < depth] or (["none"] if not chosen else []):
+        raise ValueError(f"blocks {bad} were asked for; this model has {depth}, numbered 0 to {depth - 1}")
+    return [names[i] for i in chosen]
+
+
+def _check_weights(weights: Tensor, where: Layout) -> None:
+    """Attention between all tokens, every row a distribution: otherwise what was caught is something else."""
+    t = where.tokens
+    if weights.ndim != 4 or weights.shape[-2:] != (t, t):
+        raise ValueError(f"attention weights of shape {tuple(weights.shape)} were seen, (n, heads, {t}, {t}) was needed: "
+                         f"{where.prefix} prefix tokens and a grid of {where.grid}. Windowed or pooled attention, "
+                         "or images of different sizes?")
+    if not torch.allclose(weights.float().sum(-1), torch.ones((), device=weights.device), atol=1e-2):
+        raise ValueError("rows of the attention weights do not sum to 1: this model mixes or subtracts attention maps, "
+                         "so a mean distance would mean nothing")
+
+
+def _pair(value, name: str) -> tuple:
+    pair = tuple(value) if isinstance(value, (tuple, list, torch.Size)) else (value, value)
+    if len(pair) != 2 or not all(x > 0 for x in pair):
+        raise ValueError(f"{name} must be one or two positive numbers (height, width), not {value!r}")
+    return pair
