@@ -7,14 +7,151 @@ ResNet unit once.  `norm_ratios` compares ‖z‖ with ‖f(z)‖, `cut_skip` le
 from __future__ import annotations
 
 import types
+import warnings
+from collections.abc import Callable
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from .record import layers, modules_of
+from .attention import layout, peek
+from .record import layers, modules_of, record
 
 BRANCHES = ("attn", "mlp")
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """A number for every token of every image, block and branch; tables of it have shape (L, branches).
+
+    A ViT has the branches "attn" and "mlp" and gives (L, 2); a ResNet's unit has one and gives (L,), its tokens being
+    the positions of the feature map.
+    """
+
+    blocks: list[str]
+    branches: tuple[str, ...]
+    each: dict[str, Tensor]  # "block branch" -> (n, tokens), prefix tokens first
+    prefix: int  # tokens without a place (CLS, registers); 0 for a ResNet
+    has_cls: bool
+
+    @property
+    def cls(self) -> Tensor | None:
+        """Mean over images at CLS: (L, 2); None for a model without CLS."""
+        return self.table(Tensor.mean, "cls") if self.has_cls else None
+
+    @property
+    def cls_median(self) -> Tensor | None:
+        return self.table(Tensor.nanmedian, "cls") if self.has_cls else None
+
+    @property
+    def patches(self) -> Tensor:
+        """Mean over patches and images (the mean of ratios, not the ratio of means): (L, 2) or (L,)."""
+        return self.table(Tensor.nanmean)
+
+    @property
+    def patches_median(self) -> Tensor:
+        """Median over patches and images: what a few outlier tokens cannot move."""
+        return self.table(Tensor.nanmedian)
+
+    @property
+    def tokens(self) -> Tensor:
+        """Mean over images at each token: (L, 2, t), prefix tokens first (figures 7 and E.1). ViTs only."""
+        return self.table(lambda values: values.mean(0), "all")
+
+    def per_image(self, part: str = "patches") -> Tensor:
+        """Mean over the tokens of each image, for resampling images: (L, 2, n) or (L, n)."""
+        return self.table(lambda values: values.nanmean(1), part)
+
+    def table(self, reduce: Callable[[Tensor], Tensor], part: str = "patches") -> Tensor:
+        """`reduce` applied to the (n, tokens) of each block and branch; `part`: "cls", "patches" or "all"."""
+        if part == "cls" and not self.has_cls:
+            raise ValueError("this model has no CLS token")
+        chosen = {"cls": slice(0, 1), "patches": slice(self.prefix, None), "all": slice(None)}[part]
+        rows = [[reduce(self.each[f"{block} {branch}"][:, chosen].double()) for branch in self.branches]
+                for block in self.blocks]
+        return torch.stack([torch.stack(row) if len(row) > 1 else row[0] for row in rows])
+
+
+def norm_ratios(model: nn.Module, batches, progress: bool = False) -> Ratios:
+    """‖z‖ / ‖f(z)‖ of every token: what the skip carries against what the branch adds (paper, figure 7).
+
+    z is the stream that enters the branch; f(z) is all that is added to it, norm and LayerScale included. In a ResNet
+    z is what reaches the sum: the unit's input, or, where the shape changes, the projected input. A branch that adds
+    exactly nothing gives inf, with a warning. Raises ValueError for models without such blocks.
+    """
+    images, batches = peek(batches)
+    sites = _sites(model)
+    wanted = list(dict.fromkeys(site for pair in sites.values() for site in pair))
+    norms = record(model, batches, wanted, token_norms_of, progress)
+    each = {name: norms[z] / norms[f] for name, (z, f) in sites.items()}
+    if silent := [name for name, values in each.items() if values.isinf().any()]:
+        warnings.warn(f"these branches add exactly nothing to some tokens, so their ratio is infinite: {silent}. "
+                      "Untrained models often start so (a last norm or LayerScale of 0)", stacklevel=2)
+    branches = BRANCHES if next(iter(sites)).endswith(BRANCHES) else ("unit",)
+    return _ratios(model, images, branches, each)
+
+
+def block_cosines(model: nn.Module, batches, progress: bool = False) -> Ratios:
+    """Cosine between a block's input and its output, token by token (paper, figure E.2); one branch, "block".
+
+    NaN for ResNet units that change the shape.
+    """
+    images, batches = peek(batches)
+    blocks, entering = layers(model), []
+
+    def keep(value: Tensor) -> Tensor:  # called in turn with a block's input and its output
+        if not entering:
+            entering.append(_vectors(value))
+            return value.new_zeros(len(value), 0)
+        before, after = entering.pop(), _vectors(value)
+        if before.shape != after.shape:
+            return after.new_full(after.shape[:2], torch.nan)
+        return torch.cosine_similarity(before, after, dim=2)
+
+    kept = record(model, batches, [site for b in blocks for site in (f"{b}:input", b)], keep, progress)
+    return _ratios(model, images, ("block",), {f"{b} block": kept[b] for b in blocks})
+
+
+def token_norms(model: nn.Module, batches, progress: bool = False) -> dict[str, Tensor]:
+    """‖z‖ of every token after each block: name -> (n, t). Outlier tokens stand out here (Darcet et al. 2024)."""
+    return record(model, batches, layers(model), token_norms_of, progress)
+
+
+def token_norms_of(output: Tensor) -> Tensor:
+    """(B, t, d) or (B, d, H, W) -> (B, t): the norm of the vector at each token or position."""
+    return torch.linalg.vector_norm(_vectors(output), dim=2)
+
+
+def _vectors(output: Tensor) -> Tensor:
+    """(B, t, d) as it is; (B, d, H, W) -> (B, H·W, d). Float32, so that squares of half floats do not overflow."""
+    return (output if output.ndim == 3 else output.flatten(2).transpose(1, 2)).float()
+
+
+def _ratios(model: nn.Module, images: Tensor, branches: tuple[str, ...], each: dict[str, Tensor]) -> Ratios:
+    where = layout(model, images)
+    prefix, has_cls = (where.prefix, where.has_cls) if where else (0, False)
+    return Ratios([name.split(" ")[0] for name in each][:: len(branches)], branches, each, prefix, has_cls)
+
+
+def _sites(model: nn.Module) -> dict[str, tuple[str, str]]:
+    """"block branch" -> where to find z and f(z)."""
+    modules, sites = modules_of(model), {}
+    for name in layers(model):
+        block = modules[name]
+        if is_unit(block):
+            projected = block.downsample is not None
+            parts = ("drop_path", "se", "bn3", "bn2")  # the last of the branch is what is added
+            last = next(part for part in parts if getattr(block, part, None) is not None)
+            sites[f"{name} unit"] = (f"{name}.downsample" if projected else f"{name}:input", f"{name}.{last}")
+        elif is_vit_block(block):
+            second = "mlp" if is_post_norm(block) else "norm2"
+            sites[f"{name} attn"] = (f"{name}:input", f"{name}.drop_path1")
+            sites[f"{name} mlp"] = (f"{name}.{second}:input", f"{name}.drop_path2")
+        else:
+            raise ValueError(f"norm ratios cannot be measured on {name}, a {type(block).__name__}: needed are ViT blocks "
+                             "with an attention and an MLP branch, or ResNet units")
+    return sites
 
 
 @contextmanager
