@@ -77,7 +77,9 @@ def _panels(count, columns, height_over_width=1.0, room=0.86):
     """
     columns = min(columns, count)
     rows = math.ceil(count / columns)
-    figure, axes = _axes(rows, columns, rows * (room * WIDTH / max(columns, 2) * height_over_width + 0.3))
+    width = WIDTH if columns > 1 else 4.4
+    height = rows * (room * width / columns * height_over_width + 0.3)
+    figure, axes = _axes(rows, columns, height, width)
     for axis in axes.flat[count:]:
         axis.set_axis_off()
     return figure, axes.ravel()[:count]

@@ -82,10 +82,11 @@ def _png(frame, dpi, colours):
 _PAGE = """<div class="frame-slider $id" style="max-width:$widthpx;margin:.5em 0">
 <img src="data:image/png;base64,$first" alt="$alt" width="$width" height="$height"
  style="max-width:100%;height:auto">
-<div class="frame-controls" role="group" aria-label="$title" style="display:none;align-items:center;gap:.5em">
+<div class="frame-controls" role="group" aria-label="$title"
+ style="display:none;flex-wrap:wrap;align-items:center;gap:.5em">
 <button type="button" aria-label="previous frame" style="$button">&#8249;</button>
 <input type="range" min="0" max="$last" step="1" value="$start" aria-label="$title" aria-valuetext="$label"
- style="flex:1;min-width:0;height:2.75em">
+ style="flex:1 1 9em;min-width:0;height:2.75em">
 <button type="button" aria-label="next frame" style="$button">&#8250;</button>
 <span class="frame-label" aria-hidden="true" style="min-width:$letters;text-align:right">$label</span>
 </div>
