@@ -1,8 +1,8 @@
 """How far attention looks (paper, section 4, figures 3 to 5, C.5, C.6).
 
-The mean attention distance of a head: the distance in pixels from a query patch to a key patch, weighted by the
-attention between them, averaged over queries and images.  CLS, distillation and register tokens have no place in the
-image and are left out, of queries and of keys.
+The mean attention distance of a head: the distance in pixels from a query patch to a key patch, weighted by
+the attention between them, averaged over queries and images. CLS, distillation and register tokens have no
+place in the image and are left out, of queries and of keys.
 
 Symbols: n images, L blocks, h heads, t tokens (prefix tokens first), gh x gw the grid of patches, p = gh·gw.
 """
@@ -11,52 +11,15 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 
 import torch
 from torch import Tensor, nn
 
-from .record import images_of, layers, modules_of, record, stream, unwrap
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where a transformer's tokens lie: `prefix` tokens without a place, then `grid` patches of `patch` pixels."""
-
-    prefix: int
-    has_cls: bool  # whether token 0 is CLS
-    grid: tuple[int, int]  # rows, columns
-    patch: tuple[float, float]  # height, width in pixels
-
-    @property
-    def tokens(self) -> int:
-        return self.prefix + self.grid[0] * self.grid[1]
-
-
-def layout(model: nn.Module, images: Tensor) -> Layout | None:
-    """The token layout of a ViT or Mixer for these images (n, 3, H, W); None for a model without patch tokens."""
-    model = unwrap(model)
-    embed = getattr(model, "patch_embed", None) or getattr(model, "stem", None)
-    if getattr(embed, "grid_size", None) is None or not hasattr(model, "blocks"):
-        return None
-    size = images.shape[-2:]
-    if hasattr(embed, "dynamic_feat_size"):
-        grid, patch = embed.dynamic_feat_size(size), embed.feat_ratio(as_scalar=False)
-    else:
-        grid, patch = embed.grid_size, [s / g for s, g in zip(size, embed.grid_size, strict=True)]
-    has_cls = getattr(model, "cls_token", None) is not None
-    return Layout(getattr(model, "num_prefix_tokens", int(has_cls)), has_cls, tuple(grid), tuple(patch))
-
-
-def peek(batches) -> tuple[Tensor, object]:
-    """The first batch's images, and the batches whole again, generators too."""
-    if isinstance(batches, (Tensor, dict)):
-        batches = [batches]
-    iterator = iter(batches)
-    first = next(iterator, None)
-    if first is None:
-        raise ValueError("there were no batches: the loader is empty, or a generator that has already been used up")
-    return images_of(first), chain([first], iterator) if iterator is batches else batches
+from .batches import images_of
+from .cka import MinibatchCKA, gram
+from .naming import modules_of, unwrap
+from .record import layers, record, stream
+from .tokens import Layout, layout, peek
 
 
 @contextmanager
@@ -100,12 +63,13 @@ def uniform_distance(grid: int | tuple[int, int], patch_size: float | tuple[floa
 def query_distances(maps: Tensor, distances: Tensor, prefix: int = 1, renormalise: bool = True) -> Tensor:
     """Attention-weighted distance of each query patch: maps (…, t, t), distances (p, p) -> (…, p) in pixels.
 
-    Keys without a place are left out. With `renormalise` the rest of each row is scaled to sum to 1 again, else the
-    attention that went to CLS counts as distance 0. A row with nothing left on patches has no distance: NaN.
+    Keys without a place are left out. With `renormalise` the rest of each row is scaled to sum to 1 again,
+    else the attention that went to CLS counts as distance 0. A row with nothing left on patches has no
+    distance: NaN.
     """
     if maps.shape[-1] != prefix + len(distances):
-        raise ValueError(f"maps have {maps.shape[-1]} tokens, but {prefix} prefix tokens and {len(distances)} patches "
-                         f"make {prefix + len(distances)}; does the grid fit the image size?")
+        raise ValueError(f"maps have {maps.shape[-1]} tokens, but {prefix} prefix tokens and {len(distances)} "
+                         f"patches make {prefix + len(distances)}; does the grid fit the image size?")
     weights = maps[..., prefix:, prefix:].float()  # (…, p, p)
     spread = (weights * distances.to(weights)).sum(-1)
     if not renormalise:
@@ -118,8 +82,8 @@ def mean_distance(model: nn.Module, batches, blocks=None, renormalise: bool = Tr
                   progress: bool = False) -> Tensor:
     """Mean attention distance of every head in pixels: (L, h), or (L, h, n) with `per_image`, float64.
 
-    Averaged over query patches and images (paper, section 4: 5,000 images; the published code removes CLS without
-    renormalising). Raises ValueError for models without global attention between patches.
+    Averaged over query patches and images (paper, section 4: 5,000 images; the published code removes CLS
+    without renormalising). Raises ValueError for models without global attention between patches.
     """
     images, batches = peek(batches)
     names, where = _softmax_layers(model, blocks), layout(model, images)
@@ -137,7 +101,8 @@ def mean_distance(model: nn.Module, batches, blocks=None, renormalise: bool = Tr
 
 @dataclass(frozen=True)
 class HeadSubsets:
-    """Subsets of one block's heads, from the most local to the most global, against layers of another network."""
+    """Subsets of one block's heads, from the most local to the most global, against layers of another
+    network."""
 
     distance: Tensor  # (S,) mean attention distance of the subset, pixels
     values: Tensor  # (S, R) CKA of the subset's outputs with each of the other network's layers
@@ -146,17 +111,15 @@ class HeadSubsets:
     n_images: int
 
 
-def head_subsets_cka(model: nn.Module, other: nn.Module, batches, block: int = 0, other_layers=None, size: int = 0,
-                     unbiased: bool = True, progress: bool = False) -> HeadSubsets:
+def head_subsets_cka(model: nn.Module, other: nn.Module, batches, block: int = 0, other_layers=None,
+                     size: int = 0, unbiased: bool = True, progress: bool = False) -> HeadSubsets:
     """CKA between subsets of a ViT block's heads and early layers of another network (paper, figure 5).
 
-    Heads are sorted by mean attention distance; a subset is `size` neighbours in that order (default a quarter of
-    the heads, at least one). Its representation is the heads' outputs at the patch tokens before the output
-    projection, concatenated: with a linear kernel its Gram matrix is the sum of the heads' own, so h Gram matrices
-    serve all subsets. `other_layers`: default the first five blocks.
+    Heads are sorted by mean attention distance; a subset is `size` neighbours in that order (default a
+    quarter of the heads, at least one). Its representation is the heads' outputs at the patch tokens before
+    the output projection, concatenated: with a linear kernel its Gram matrix is the sum of the heads' own,
+    so h Gram matrices serve all subsets. `other_layers`: default the first five blocks.
     """
-    from .cka import MinibatchCKA, gram
-
     images, batches = peek(batches)
     batches = list(batches)  # gone through three times
     where, (softmax,) = layout(model, images), _softmax_layers(model, [block])
@@ -186,19 +149,21 @@ def head_subsets_cka(model: nn.Module, other: nn.Module, batches, block: int = 0
 
 
 def _softmax_layers(model: nn.Module, blocks=None) -> list[str]:
-    """Names of the modules that see each block's attention weights, or a ValueError that says why there are none."""
+    """Names of the modules that see each block's attention weights, or a ValueError that says why there are
+    none."""
     model = unwrap(model)
     modules, kind = modules_of(model), type(model).__name__
     depth = len(getattr(model, "blocks", ()))
-    names = [f"blocks.{i}.attn.attn_drop" for i in range(depth)]
-    if getattr(getattr(model, "patch_embed", None), "grid_size", None) is None or not depth \
-            or not all(name in modules for name in names) \
-            or any(hasattr(modules[name.rpartition(".")[0]], "lambda_init") for name in names):  # differential attention
+    has_patches = getattr(getattr(model, "patch_embed", None), "grid_size", None) is not None
+    attentions = [f"blocks.{i}.attn" for i in range(depth)]
+    names = [f"{name}.attn_drop" for name in attentions]
+    differential = any(hasattr(modules.get(name), "lambda_init") for name in attentions)
+    if not (has_patches and names and all(name in modules for name in names)) or differential:
         raise ValueError(
-            f"attention distance cannot be measured on a {kind}: it needs a ViT whose blocks let every patch attend to "
-            "every other (blocks.i.attn with its weights in attn_drop). Windows (Swin), convolutions (ResNet, ConvNeXt, "
-            "EfficientNet), token-mixing MLPs (Mixer) and attention mixed across heads have no such weights; CKA, "
-            "receptive fields and probes work on them")
+            f"attention distance cannot be measured on a {kind}: it needs a ViT in which every patch attends to "
+            "every other (blocks.i.attn, its weights passing through attn_drop). Windows (Swin), convolutions "
+            "(ResNet, ConvNeXt, EfficientNet), token-mixing MLPs (Mixer) and attention that mixes or subtracts "
+            "maps have no such weights; CKA, receptive fields and probes work on them")
     chosen = range(depth) if blocks is None else [blocks] if isinstance(blocks, int) else list(blocks)
     if bad := [i for i in chosen if not -depth <= i < depth] or (["none"] if not chosen else []):
         raise ValueError(f"blocks {bad} were asked for; this model has {depth}, numbered 0 to {depth - 1}")
@@ -209,12 +174,12 @@ def _check_weights(weights: Tensor, where: Layout) -> None:
     """Attention between all tokens, every row a distribution: otherwise what was caught is something else."""
     t = where.tokens
     if weights.ndim != 4 or weights.shape[-2:] != (t, t):
-        raise ValueError(f"attention weights of shape {tuple(weights.shape)} were seen, (n, heads, {t}, {t}) was needed: "
-                         f"{where.prefix} prefix tokens and a grid of {where.grid}. Windowed or pooled attention, "
-                         "or images of different sizes?")
+        raise ValueError(f"attention weights of shape {tuple(weights.shape)} were seen, (n, heads, {t}, {t}) was "
+                         f"needed: {where.prefix} prefix tokens and a grid of {where.grid}. Windowed or pooled "
+                         "attention, or images of different sizes?")
     if not torch.allclose(weights.float().sum(-1), torch.ones((), device=weights.device), atol=1e-2):
-        raise ValueError("rows of the attention weights do not sum to 1: this model mixes or subtracts attention maps, "
-                         "so a mean distance would mean nothing")
+        raise ValueError("rows of the attention weights do not sum to 1: this model mixes or subtracts attention "
+                         "maps, so a mean distance would mean nothing")
 
 
 def _pair(value, name: str) -> tuple:

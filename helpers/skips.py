@@ -1,7 +1,7 @@
 """What rides on a skip connection, and what happens without it (paper, section 5, figures 7, 8, E.1, E.2).
 
-A residual block adds a branch f to what its skip carries: z + f(z).  A ViT block does so twice (attention, MLP), a
-ResNet unit once.  `norm_ratios` compares ‖z‖ with ‖f(z)‖, `cut_skip` leaves z out of the sum.
+A residual block adds a branch f to what its skip carries: z + f(z). A ViT block does so twice (attention,
+MLP), a ResNet unit once. `norm_ratios` compares ‖z‖ with ‖f(z)‖, `cut_skip` leaves z out of the sum.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .attention import layout, peek
-from .record import layers, modules_of, record
+from .naming import modules_of
+from .record import layers, record
+from .tokens import layout, peek
 
 BRANCHES = ("attn", "mlp")
 
@@ -25,8 +26,8 @@ BRANCHES = ("attn", "mlp")
 class Ratios:
     """A number for every token of every image, block and branch; tables of it have shape (L, branches).
 
-    A ViT has the branches "attn" and "mlp" and gives (L, 2); a ResNet's unit has one and gives (L,), its tokens being
-    the positions of the feature map.
+    A ViT has the branches "attn" and "mlp" and gives (L, 2); a ResNet's unit has one and gives (L,), its
+    tokens being the positions of the feature map.
     """
 
     blocks: list[str]
@@ -76,9 +77,10 @@ class Ratios:
 def norm_ratios(model: nn.Module, batches, progress: bool = False) -> Ratios:
     """‖z‖ / ‖f(z)‖ of every token: what the skip carries against what the branch adds (paper, figure 7).
 
-    z is the stream that enters the branch; f(z) is all that is added to it, norm and LayerScale included. In a ResNet
-    z is what reaches the sum: the unit's input, or, where the shape changes, the projected input. A branch that adds
-    exactly nothing gives inf, with a warning. Raises ValueError for models without such blocks.
+    z is the stream that enters the branch; f(z) is all that is added to it, norm and LayerScale included. In
+    a ResNet z is what reaches the sum: the unit's input, or, where the shape changes, the projected input. A
+    branch that adds exactly nothing gives inf, with a warning. Raises ValueError for models without such
+    blocks.
     """
     images, batches = peek(batches)
     sites = _sites(model)
@@ -86,8 +88,8 @@ def norm_ratios(model: nn.Module, batches, progress: bool = False) -> Ratios:
     norms = record(model, batches, wanted, token_norms_of, progress)
     each = {name: norms[z] / norms[f] for name, (z, f) in sites.items()}
     if silent := [name for name, values in each.items() if values.isinf().any()]:
-        warnings.warn(f"these branches add exactly nothing to some tokens, so their ratio is infinite: {silent}. "
-                      "Untrained models often start so (a last norm or LayerScale of 0)", stacklevel=2)
+        warnings.warn(f"these branches add exactly nothing to some tokens, so their ratio is infinite: {silent}."
+                      " Untrained models often start so (a last norm or LayerScale of 0)", stacklevel=2)
     branches = BRANCHES if next(iter(sites)).endswith(BRANCHES) else ("unit",)
     return _ratios(model, images, branches, each)
 
@@ -114,7 +116,8 @@ def block_cosines(model: nn.Module, batches, progress: bool = False) -> Ratios:
 
 
 def token_norms(model: nn.Module, batches, progress: bool = False) -> dict[str, Tensor]:
-    """‖z‖ of every token after each block: name -> (n, t). Outlier tokens stand out here (Darcet et al. 2024)."""
+    """‖z‖ of every token after each block: name -> (n, t). Outlier tokens stand out here (Darcet et al.
+    2024)."""
     return record(model, batches, layers(model), token_norms_of, progress)
 
 
@@ -124,7 +127,8 @@ def token_norms_of(output: Tensor) -> Tensor:
 
 
 def _vectors(output: Tensor) -> Tensor:
-    """(B, t, d) as it is; (B, d, H, W) -> (B, H·W, d). Float32, so that squares of half floats do not overflow."""
+    """(B, t, d) as it is; (B, d, H, W) -> (B, H·W, d). Float32, so that squares of half floats do not
+    overflow."""
     return (output if output.ndim == 3 else output.flatten(2).transpose(1, 2)).float()
 
 
@@ -149,8 +153,8 @@ def _sites(model: nn.Module) -> dict[str, tuple[str, str]]:
             sites[f"{name} attn"] = (f"{name}:input", f"{name}.drop_path1")
             sites[f"{name} mlp"] = (f"{name}.{second}:input", f"{name}.drop_path2")
         else:
-            raise ValueError(f"norm ratios cannot be measured on {name}, a {type(block).__name__}: needed are ViT blocks "
-                             "with an attention and an MLP branch, or ResNet units")
+            raise ValueError(f"norm ratios cannot be measured on {name}, a {type(block).__name__}: needed are ViT "
+                             "blocks with an attention and an MLP branch, or ResNet units")
     return sites
 
 
@@ -158,9 +162,10 @@ def _sites(model: nn.Module) -> dict[str, tuple[str, str]]:
 def cut_skip(model: nn.Module, block: int | str, branch: str = "both"):
     """The model with the skip connection of one block gone: f(z) instead of z + f(z); put back afterwards.
 
-    `block`: its index in forward order (as in `record.layers(model)`) or its name. `branch`: "attn", "mlp" or "both"
-    for a ViT block; a ResNet unit has one skip, so "both" only. This is surgery on a trained model, which is not the
-    paper's experiment: there the model is trained without the skip (`remove_skip` before training).
+    `block`: its index in forward order (as in `record.layers(model)`) or its name. `branch`: "attn", "mlp"
+    or "both" for a ViT block; a ResNet unit has one skip, so "both" only. This is surgery on a trained
+    model, which is not the paper's experiment: there the model is trained without the skip (`remove_skip`
+    before training).
     """
     module = modules_of(model)[_block_name(model, block)]
     restore = remove_skip(module, branch)
@@ -173,19 +178,20 @@ def cut_skip(model: nn.Module, block: int | str, branch: str = "both"):
 def remove_skip(block: nn.Module, branch: str = "both"):
     """Take the skip connection out of one block, in place; returns a function that puts it back.
 
-    The sum is never formed, so what remains is f(z) exactly. Works for timm's ViT, BEiT, EVA and relative-position
-    blocks, pre-norm or post-norm, and for timm's ResNet units. Raises ValueError for any other block.
+    The sum is never formed, so what remains is f(z) exactly. Works for timm's ViT, BEiT, EVA and
+    relative-position blocks, pre-norm or post-norm, and for timm's ResNet units. Raises ValueError for any
+    other block.
     """
     if branch not in ("both", *BRANCHES):
         raise ValueError(f'branch must be "attn", "mlp" or "both", not {branch!r}')
     if is_unit(block):
         if branch != "both":
-            raise ValueError(f'a {type(block).__name__} unit has a single skip, so branch must be "both", not {branch!r}')
+            raise ValueError(f'a {type(block).__name__} has a single skip: branch must be "both", not {branch!r}')
         shortcut, block.downsample = block.downsample, _Nothing()
         return lambda: setattr(block, "downsample", shortcut)
     if not is_vit_block(block):
-        raise ValueError(f"a {type(block).__name__} has no skip connection that can be cut here: needed is a block with "
-                         "norm1, attn, drop_path1, norm2, mlp, drop_path2 (timm's ViT family) or a ResNet unit")
+        raise ValueError(f"a {type(block).__name__} has no skip connection that can be cut here: needed is a block "
+                         "of timm's ViT family (norm1, attn, drop_path1, norm2, mlp, drop_path2) or a ResNet unit")
     cut, before = BRANCHES if branch == "both" else (branch,), block.__dict__.get("forward")
 
     def forward(self, x: Tensor, *args, **kwargs) -> Tensor:
@@ -199,7 +205,7 @@ def remove_skip(block: nn.Module, branch: str = "both"):
         else:
             block.forward = before
 
-    block.forward = types.MethodType(forward, block)  # bound, so that a deep copy of the model runs its own weights
+    block.forward = types.MethodType(forward, block)  # bound: a deep copy of the model runs its own weights
     return restore
 
 
@@ -229,8 +235,8 @@ def is_post_norm(block: nn.Module) -> bool:
 def _branches(block: nn.Module, args, kwargs):
     """(name, function z -> f(z)) for the two branches, as timm's forward computes them."""
     def scaled(x, i):  # LayerScale: a module in ViTs, a bare parameter in BEiT and EVA
-        gamma = getattr(block, f"gamma_{i}", None)
-        return getattr(block, f"drop_path{i}")(getattr(block, f"ls{i}", nn.Identity())(x if gamma is None else gamma * x))
+        gamma, layer_scale = getattr(block, f"gamma_{i}", None), getattr(block, f"ls{i}", nn.Identity())
+        return getattr(block, f"drop_path{i}")(layer_scale(x if gamma is None else gamma * x))
 
     if is_post_norm(block):
         return (("attn", lambda x: block.drop_path1(block.norm1(block.attn(x, *args, **kwargs)))),
@@ -245,4 +251,4 @@ def _block_name(model: nn.Module, block: int | str) -> str:
         return block
     if isinstance(block, int) and -len(names) <= block < len(names):
         return names[block]
-    raise ValueError(f"no block {block!r}: this model has {len(names)} residual blocks, {names[0]} to {names[-1]}")
+    raise ValueError(f"no block {block!r}: this model has {len(names)} of them, {names[0]} to {names[-1]}")
