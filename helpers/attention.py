@@ -68,7 +68,7 @@ def query_distances(maps: Tensor, distances: Tensor, prefix: int = 1, renormalis
     distance: NaN.
     """
     if maps.shape[-1] != prefix + len(distances):
-        raise ValueError(f"maps have {maps.shape[-1]} tokens, but {prefix} prefix tokens and {len(distances)} "
+        raise ValueError(f"maps have {maps.shape[-1]} tokens, but {prefix} without a place and {len(distances)} "
                          f"patches make {prefix + len(distances)}; does the grid fit the image size?")
     weights = maps[..., prefix:, prefix:].float()  # (…, p, p)
     spread = (weights * distances.to(weights)).sum(-1)
@@ -160,10 +160,10 @@ def _softmax_layers(model: nn.Module, blocks=None) -> list[str]:
     differential = any(hasattr(modules.get(name), "lambda_init") for name in attentions)
     if not (has_patches and names and all(name in modules for name in names)) or differential:
         raise ValueError(
-            f"attention distance cannot be measured on a {kind}: it needs a ViT in which every patch attends to "
-            "every other (blocks.i.attn, its weights passing through attn_drop). Windows (Swin), convolutions "
-            "(ResNet, ConvNeXt, EfficientNet), token-mixing MLPs (Mixer) and attention that mixes or subtracts "
-            "maps have no such weights; CKA, receptive fields and probes work on them")
+            f"attention distance cannot be measured on a {kind}: it needs a ViT in which every patch attends "
+            "to every other (blocks.i.attn, its weights passing through attn_drop). Windows (Swin), "
+            "convolutions (ResNet, ConvNeXt, EfficientNet), token-mixing MLPs (Mixer) and attention that mixes "
+            "or subtracts maps have no such weights; CKA, receptive fields and probes work on them")
     chosen = range(depth) if blocks is None else [blocks] if isinstance(blocks, int) else list(blocks)
     if bad := [i for i in chosen if not -depth <= i < depth] or (["none"] if not chosen else []):
         raise ValueError(f"blocks {bad} were asked for; this model has {depth}, numbered 0 to {depth - 1}")
@@ -174,12 +174,12 @@ def _check_weights(weights: Tensor, where: Layout) -> None:
     """Attention between all tokens, every row a distribution: otherwise what was caught is something else."""
     t = where.tokens
     if weights.ndim != 4 or weights.shape[-2:] != (t, t):
-        raise ValueError(f"attention weights of shape {tuple(weights.shape)} were seen, (n, heads, {t}, {t}) was "
-                         f"needed: {where.prefix} prefix tokens and a grid of {where.grid}. Windowed or pooled "
-                         "attention, or images of different sizes?")
+        raise ValueError(f"attention weights of shape {tuple(weights.shape)} were seen where (n, heads, {t}, "
+                         f"{t}) was needed: {where.prefix} prefix tokens and a grid of {where.grid}. Windowed "
+                         "or pooled attention, or images of different sizes?")
     if not torch.allclose(weights.float().sum(-1), torch.ones((), device=weights.device), atol=1e-2):
-        raise ValueError("rows of the attention weights do not sum to 1: this model mixes or subtracts attention "
-                         "maps, so a mean distance would mean nothing")
+        raise ValueError("rows of the attention weights do not sum to 1: this model mixes or subtracts "
+                         "attention maps, so a mean distance would mean nothing")
 
 
 def _pair(value, name: str) -> tuple:

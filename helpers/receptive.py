@@ -51,7 +51,7 @@ def fields(model: nn.Module, batches, layers: Sequence[str], at: str | tuple[int
     more than that, or with None. Raises ValueError for a layer without a spatial grid or a place outside it.
     """
     if order not in ORDERS or rgb not in COLOURS:
-        raise ValueError(f"order must be one of {ORDERS}, not {order!r}, and rgb of {tuple(COLOURS)}, not {rgb!r}")
+        raise ValueError(f"order must be one of {ORDERS} and rgb of {tuple(COLOURS)}, not {order!r}, {rgb!r}")
     if draws is not None and draws < 1:
         raise ValueError(f"draws must be at least 1, or None for all activations; got {draws}")
     first, batches = peek(batches)
@@ -119,7 +119,7 @@ def _units(output: Tensor, model: nn.Module, where: Layout | None, at) -> Tensor
     elif isinstance(at, (tuple, list)) and len(at) == 2 and 0 <= at[0] < grid[0] and 0 <= at[1] < grid[1]:
         rows, columns = [at[0]], [at[1]]
     else:
-        raise ValueError(f'at must be "centre", "cls" or a (row, column) in the layer\'s grid {grid}, not {at!r}')
+        raise ValueError(f'at must be "centre", "cls" or a (row, column) within {grid}, not {at!r}')
     index = [prefix + row * grid[1] + column for row in rows for column in columns]
     return tokens[:, index]  # indexing with a list copies, so a later in-place layer cannot change it
 
@@ -149,6 +149,6 @@ def _warn_if_cancelled(units: dict[str, Tensor], model: nn.Module) -> None:
     """The channel mean of a LayerNorm's output is a constant: its gradient is rounding noise."""
     modules = modules_of(model)
     if normed := [name for name in units if isinstance(modules.get(name), nn.LayerNorm)]:
-        warnings.warn("the mean over channels of a LayerNorm's output hardly depends on the image: the fields of "
-                      f"{normed} are mostly rounding noise; take the block's output or order=\"abs-then-mean\"",
+        warnings.warn("the mean over channels of a LayerNorm's output hardly depends on the image: the fields "
+                      f"of {normed} are mostly rounding noise; take block outputs or order 'abs-then-mean'",
                       stacklevel=3)

@@ -88,8 +88,8 @@ def norm_ratios(model: nn.Module, batches, progress: bool = False) -> Ratios:
     norms = record(model, batches, wanted, token_norms_of, progress)
     each = {name: norms[z] / norms[f] for name, (z, f) in sites.items()}
     if silent := [name for name, values in each.items() if values.isinf().any()]:
-        warnings.warn(f"these branches add exactly nothing to some tokens, so their ratio is infinite: {silent}."
-                      " Untrained models often start so (a last norm or LayerScale of 0)", stacklevel=2)
+        warnings.warn(f"these branches add exactly nothing to some tokens, their ratio is infinite: {silent}. "
+                      "Untrained models often start so (a last norm or LayerScale of 0)", stacklevel=2)
     branches = BRANCHES if next(iter(sites)).endswith(BRANCHES) else ("unit",)
     return _ratios(model, images, branches, each)
 
@@ -153,8 +153,8 @@ def _sites(model: nn.Module) -> dict[str, tuple[str, str]]:
             sites[f"{name} attn"] = (f"{name}:input", f"{name}.drop_path1")
             sites[f"{name} mlp"] = (f"{name}.{second}:input", f"{name}.drop_path2")
         else:
-            raise ValueError(f"norm ratios cannot be measured on {name}, a {type(block).__name__}: needed are ViT "
-                             "blocks with an attention and an MLP branch, or ResNet units")
+            raise ValueError(f"norm ratios cannot be measured on {name}, a {type(block).__name__}: needed are "
+                             "ViT blocks with an attention and an MLP branch, or ResNet units")
     return sites
 
 
@@ -186,12 +186,13 @@ def remove_skip(block: nn.Module, branch: str = "both"):
         raise ValueError(f'branch must be "attn", "mlp" or "both", not {branch!r}')
     if is_unit(block):
         if branch != "both":
-            raise ValueError(f'a {type(block).__name__} has a single skip: branch must be "both", not {branch!r}')
+            raise ValueError(f'a {type(block).__name__} has one skip: branch must be "both", not {branch!r}')
         shortcut, block.downsample = block.downsample, _Nothing()
         return lambda: setattr(block, "downsample", shortcut)
     if not is_vit_block(block):
-        raise ValueError(f"a {type(block).__name__} has no skip connection that can be cut here: needed is a block "
-                         "of timm's ViT family (norm1, attn, drop_path1, norm2, mlp, drop_path2) or a ResNet unit")
+        raise ValueError(f"a {type(block).__name__} has no skip connection that can be cut here: needed is a "
+                         "block of timm's ViT family (norm1, attn, drop_path1, norm2, mlp, drop_path2) or a "
+                         "ResNet unit")
     cut, before = BRANCHES if branch == "both" else (branch,), block.__dict__.get("forward")
 
     def forward(self, x: Tensor, *args, **kwargs) -> Tensor:
