@@ -86,7 +86,7 @@ _PAGE = """<div class="frame-slider $id" style="max-width:$widthpx;margin:.5em 0
  style="display:none;flex-wrap:wrap;align-items:center;gap:.5em">
 <button type="button" aria-label="previous frame" style="$button">&#8249;</button>
 <input type="range" min="0" max="$last" step="1" value="$start" aria-label="$title" aria-valuetext="$label"
- style="flex:1 1 9em;min-width:0;height:2.75em">
+ style="flex:1 1 9em;min-width:0;height:44px">
 <button type="button" aria-label="next frame" style="$button">&#8250;</button>
 <span class="frame-label" aria-hidden="true" style="min-width:$letters;text-align:right">$label</span>
 </div>
@@ -126,7 +126,7 @@ for (const root of document.querySelectorAll(".$id:not([data-ready])")) {
 }
 })();
 </script>"""
-_BUTTON = ("width:2.75em;height:2.75em;font:inherit;color:inherit;background:transparent;"
+_BUTTON = ("width:44px;height:44px;font:inherit;color:inherit;background:transparent;"
            "border:1px solid currentColor;border-radius:.4em;cursor:pointer")
 
 
