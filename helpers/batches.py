@@ -1,4 +1,4 @@
-"""Batches of images as users hand them over: found in whatever was given, checked before a model sees them."""
+"""Batches of images as users give them: found in whatever they are, and checked before a model sees them."""
 
 from __future__ import annotations
 

@@ -12,8 +12,9 @@ entry a call; ask for `"relu#2"` to keep that call alone.
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -78,7 +79,7 @@ def watch(model: nn.Module, layers: Iterable[str], keep: Callable = flatten, gra
                 handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
             else:
                 handles.append(module.register_forward_hook(lambda _, args, output, take=take: take(output)))
-        with torch.compiler.set_stance("force_eager"):  # code compiled before would not see the hooks
+        with _eagerly():
             yield kept
     finally:
         for handle in handles:
@@ -96,23 +97,29 @@ def layers(model: nn.Module, every: str = "block", images: Tensor | None = None)
     """
     if every not in ("block", "fine"):
         raise ValueError(f'every must be "block" or "fine", not {every!r}')
-    names = (blocks if every == "block" else details)(modules_of(model))
-    channels, *size = expected_size(unwrap(model))
-    channels = channels if isinstance(channels, int) else 3
-    trials = [size] if all(isinstance(side, int) for side in size) else [(64, 64), (224, 224)]
-    for image in [torch.zeros(1, channels, *trial) for trial in trials] if images is None else [images[:1]]:
+    modules = modules_of(model)
+    names = (blocks if every == "block" else details)(modules)
+    for image in _trial_images(unwrap(model)) if images is None else [images[:1]]:
         try:
             with evaluating(model), watch(model, names, _identity, grad=True) as kept:
                 run(unwrap(model), image)
         except ValueError:
             continue
-        seen, ordered = set(), []
-        for name, identity in kept.items():
-            if (id(identity[0]), identity[1]) not in seen and "#" not in name:
-                seen.add((id(identity[0]), identity[1]))
-                ordered.append(name)
-        return ordered
+        first: dict[tuple, str] = {}  # for each tensor; a block before what is in it
+        outputs = {name for name in blocks(modules) if any(modules[name].children())}
+        for name, (value, version) in kept.items():
+            if "#" not in name and ((id(value), version) not in first or name in outputs):
+                first[id(value), version] = name
+        return list(first.values())
     return names
+
+
+def _trial_images(model: nn.Module) -> Iterator[Tensor]:
+    """Images that the model may take, likeliest first."""
+    channels, *size = expected_size(model)
+    for depth in dict.fromkeys([channels if isinstance(channels, int) else 3, 3]):
+        for sides in [size] if isinstance(size[0], int) else [(64, 64), (224, 224)]:
+            yield torch.zeros(1, depth, *sides)
 
 
 def _identity(value: Tensor) -> tuple[Tensor, int]:
@@ -170,6 +177,11 @@ def run(model: nn.Module, images: Tensor):
                          f"(n, {', '.join(map(str, expected_size(model)))}). It said: {error}") from error
 
 
+def _eagerly():
+    """Without code compiled before, blind to the hooks; only if already imported, being slow."""
+    return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+
+
 def _checked(layers: Iterable[str]) -> list[str]:
     layers = [layers] if isinstance(layers, str) else list(layers)
     twice = sorted({layer for layer in layers if layers.count(layer) > 1})
@@ -205,4 +217,4 @@ def in_order(kept: dict, layers: list[str]) -> dict:
         raise ValueError(f"layers {missing} never ran in the forward pass: there is nothing to keep of them")
     place = {layer: i for i, layer in enumerate(layers)}
     found = {name: place.get(name, place.get(name.split("#")[0])) for name in kept}
-    return {name: kept[name] for name in sorted(kept, key=found.get) if found[name] is not None}
+    return {name: kept[name] for name in sorted((k for k in kept if found[k] is not None), key=found.get)}
