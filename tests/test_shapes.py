@@ -19,9 +19,9 @@ def fingerprint(scenes):
 
 
 @pytest.mark.parametrize("n, seed, size, expected", [
-    (200, 0, 32, "3dfff8533fc3368a"),
-    (200, (3, 1), 32, "de35aebcef3b987a"),
-    (20, 4, 64, "cf5f5a28cf6a75ae"),
+    (200, 0, 32, "3264d0b5bac4de5e"),
+    (200, (3, 1), 32, "1d4092ea00e97071"),
+    (20, 4, 64, "f400cf589f976f14"),
 ])
 def test_a_seed_gives_the_same_images_on_every_machine(n, seed, size, expected):
     assert fingerprint(draw(n, seed, size)) == expected
@@ -88,7 +88,7 @@ def test_every_image_has_one_brightness_and_one_contrast():
     off = (means - 0.5).abs()
     assert off.mean() < 0.01 and off.max() < 0.06  # clipping moves some a little
     contrast = (MANY.images - 0.5).square().mean((1, 2, 3)).sqrt()
-    assert contrast.mean() > 0.17 and contrast.min() > 0.1 and contrast.max() < 0.202  # clipping only takes away
+    assert contrast.mean() > 0.17 and 0.1 < contrast.min() and contrast.max() < 0.202  # clipping takes away
 
 
 def test_no_single_direction_of_the_pixels_dominates():
