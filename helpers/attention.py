@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from .batches import images_of
-from .cka import MinibatchCKA, gram
+from .cka import Comparison, MinibatchCKA, gram
 from .naming import modules_of, unwrap
 from .record import layers, record, stream
 from .tokens import Layout, layout, peek
@@ -68,7 +67,7 @@ def query_distances(maps: Tensor, distances: Tensor, prefix: int = 1, renormalis
     distance: NaN.
     """
     if maps.shape[-1] != prefix + len(distances):
-        raise ValueError(f"maps have {maps.shape[-1]} tokens, but {prefix} without a place and {len(distances)} "
+        raise ValueError(f"maps have {maps.shape[-1]} tokens, {prefix} without a place and {len(distances)} "
                          f"patches make {prefix + len(distances)}; does the grid fit the image size?")
     weights = maps[..., prefix:, prefix:].float()  # (…, p, p)
     spread = (weights * distances.to(weights)).sum(-1)
@@ -99,16 +98,12 @@ def mean_distance(model: nn.Module, batches, blocks=None, renormalise: bool = Tr
     return values if per_image else values.nanmean(-1)
 
 
-@dataclass(frozen=True)
-class HeadSubsets:
-    """Subsets of one block's heads, from the most local to the most global, against layers of another
-    network."""
+@dataclass(repr=False)
+class HeadSubsets(Comparison):
+    """CKA of S subsets of heads (rows, the most local first) with another network's layers (columns)."""
 
     distance: Tensor  # (S,) mean attention distance of the subset, pixels
-    values: Tensor  # (S, R) CKA of the subset's outputs with each of the other network's layers
     heads: list[tuple[int, ...]]  # which heads each subset holds
-    columns: list[str]  # the other network's layers
-    n_images: int
 
 
 def head_subsets_cka(model: nn.Module, other: nn.Module, batches, block: int = 0, other_layers=None,
@@ -121,7 +116,7 @@ def head_subsets_cka(model: nn.Module, other: nn.Module, batches, block: int = 0
     so h Gram matrices serve all subsets. `other_layers`: default the first five blocks.
     """
     images, batches = peek(batches)
-    batches = list(batches)  # gone through three times
+    batches = list(batches)  # gone through three times, in one order
     where, (softmax,) = layout(model, images), _softmax_layers(model, [block])
     distance = mean_distance(model, batches, [block])[0]  # (h,)
     heads, order = len(distance), distance.argsort().tolist()
@@ -136,21 +131,18 @@ def head_subsets_cka(model: nn.Module, other: nn.Module, batches, block: int = 0
         return torch.stack([gram(part) for part in parts])
 
     outputs = softmax.replace("attn_drop", "proj") + ":input"
-    accumulator, count = MinibatchCKA(unbiased=unbiased), 0
-    pairs = zip(batches, stream(model, batches, [outputs], head_grams, progress),
-                stream(other, batches, columns, gram), strict=True)
-    for batch, ours, theirs in pairs:
-        by_head = ours[outputs]
-        accumulator.update(torch.stack([by_head[list(s)].sum(0) for s in subsets]),
-                           torch.stack([theirs[name].to(by_head) for name in columns]))
-        count += len(images_of(batch))
-    means = torch.stack([distance[list(s)].mean() for s in subsets])
-    return HeadSubsets(means, accumulator.matrix(), subsets, columns, count)
+    total = MinibatchCKA(unbiased)
+    for ours, theirs in zip(stream(model, batches, [outputs], head_grams, progress),
+                            stream(other, batches, columns, gram), strict=True):
+        total.update([ours[outputs][list(subset)].sum(0).cpu() for subset in subsets],
+                     [theirs[name].cpu() for name in columns])
+    means = torch.stack([distance[list(subset)].mean() for subset in subsets])
+    rows = [f"heads {', '.join(map(str, subset))}" for subset in subsets]
+    return HeadSubsets(total.matrix(), rows, columns, sum(total.images), total, means, subsets)
 
 
 def _softmax_layers(model: nn.Module, blocks=None) -> list[str]:
-    """Names of the modules that see each block's attention weights, or a ValueError that says why there are
-    none."""
+    """Names of the modules that see each block's attention weights; ValueError where there are none."""
     model = unwrap(model)
     modules, kind = modules_of(model), type(model).__name__
     depth = len(getattr(model, "blocks", ()))
@@ -162,8 +154,8 @@ def _softmax_layers(model: nn.Module, blocks=None) -> list[str]:
         raise ValueError(
             f"attention distance cannot be measured on a {kind}: it needs a ViT in which every patch attends "
             "to every other (blocks.i.attn, its weights passing through attn_drop). Windows (Swin), "
-            "convolutions (ResNet, ConvNeXt, EfficientNet), token-mixing MLPs (Mixer) and attention that mixes "
-            "or subtracts maps have no such weights; CKA, receptive fields and probes work on them")
+            "convolutions (ResNet, ConvNeXt, EfficientNet), token-mixing MLPs (Mixer) and attention that "
+            "mixes or subtracts maps have no such weights; CKA, receptive fields and probes work on them")
     chosen = range(depth) if blocks is None else [blocks] if isinstance(blocks, int) else list(blocks)
     if bad := [i for i in chosen if not -depth <= i < depth] or (["none"] if not chosen else []):
         raise ValueError(f"blocks {bad} were asked for; this model has {depth}, numbered 0 to {depth - 1}")
@@ -175,8 +167,8 @@ def _check_weights(weights: Tensor, where: Layout) -> None:
     t = where.tokens
     if weights.ndim != 4 or weights.shape[-2:] != (t, t):
         raise ValueError(f"attention weights of shape {tuple(weights.shape)} were seen where (n, heads, {t}, "
-                         f"{t}) was needed: {where.prefix} prefix tokens and a grid of {where.grid}. Windowed "
-                         "or pooled attention, or images of different sizes?")
+                         f"{t}) was needed: {where.prefix} prefix tokens and a grid of {where.grid}. "
+                         "Windowed or pooled attention, or images of different sizes?")
     if not torch.allclose(weights.float().sum(-1), torch.ones((), device=weights.device), atol=1e-2):
         raise ValueError("rows of the attention weights do not sum to 1: this model mixes or subtracts "
                          "attention maps, so a mean distance would mean nothing")

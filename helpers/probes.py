@@ -46,7 +46,7 @@ def ridge(X: Tensor, y: Tensor, classes: int | None, l2: float = 10.0) -> Probe:
     with `classes` None, values (n,) or (n, c) to regress on. Of the n x n and the d x d system the smaller
     is solved.
     """
-    X, T = X.double(), _targets(y, classes)
+    X, T = X.double(), _targets(y, classes).to(X.device)
     n, d = X.shape[-2:]
     if n != len(T):
         raise ValueError(f"{n} images have features but {len(T)} have labels")

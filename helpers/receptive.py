@@ -149,6 +149,6 @@ def _warn_if_cancelled(units: dict[str, Tensor], model: nn.Module) -> None:
     """The channel mean of a LayerNorm's output is a constant: its gradient is rounding noise."""
     modules = modules_of(model)
     if normed := [name for name in units if isinstance(modules.get(name), nn.LayerNorm)]:
-        warnings.warn("the mean over channels of a LayerNorm's output hardly depends on the image: the fields "
-                      f"of {normed} are mostly rounding noise; take block outputs or order 'abs-then-mean'",
+        warnings.warn("the mean over channels of a LayerNorm's output hardly depends on the image: the "
+                      f"fields of {normed} are mostly rounding noise; take blocks or order 'abs-then-mean'",
                       stacklevel=3)

@@ -88,7 +88,7 @@ def norm_ratios(model: nn.Module, batches, progress: bool = False) -> Ratios:
     norms = record(model, batches, wanted, token_norms_of, progress)
     each = {name: norms[z] / norms[f] for name, (z, f) in sites.items()}
     if silent := [name for name, values in each.items() if values.isinf().any()]:
-        warnings.warn(f"these branches add exactly nothing to some tokens, their ratio is infinite: {silent}. "
+        warnings.warn(f"branches add exactly nothing to some tokens, their ratio is infinite: {silent}. "
                       "Untrained models often start so (a last norm or LayerScale of 0)", stacklevel=2)
     branches = BRANCHES if next(iter(sites)).endswith(BRANCHES) else ("unit",)
     return _ratios(model, images, branches, each)
@@ -153,8 +153,8 @@ def _sites(model: nn.Module) -> dict[str, tuple[str, str]]:
             sites[f"{name} attn"] = (f"{name}:input", f"{name}.drop_path1")
             sites[f"{name} mlp"] = (f"{name}.{second}:input", f"{name}.drop_path2")
         else:
-            raise ValueError(f"norm ratios cannot be measured on {name}, a {type(block).__name__}: needed are "
-                             "ViT blocks with an attention and an MLP branch, or ResNet units")
+            raise ValueError(f"norm ratios cannot be measured on {name}, a {type(block).__name__}: needed "
+                             "are ViT blocks with an attention and an MLP branch, or ResNet units")
     return sites
 
 

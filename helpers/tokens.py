@@ -62,7 +62,7 @@ def places(output: Tensor, model: nn.Module, where: Layout | None) -> tuple[Tens
         for prefix in {where.prefix: None, 0: None}:  # some layers hold the patches only
             if output.shape[1] == prefix + where.grid[0] * where.grid[1]:
                 return output, prefix, where.grid
-    needed = f"tokens (n, {where.tokens}, channels)" if where else "a feature map (n, channels, rows, columns)"
+    needed = f"tokens (n, {where.tokens}, channels)" if where else "a feature map (n, C, rows, columns)"
     raise ValueError(f"a layer of shape {tuple(output.shape)} has no places in the image: needed is {needed}")
 
 
