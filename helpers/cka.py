@@ -20,7 +20,7 @@ from helpers.grams import SMALLEST, centre, deconfound, gram, hsic, pairs, raw_g
 from helpers.naming import unwrap
 from helpers.record import in_order, layers, observe
 
-__all__ = ["Comparison", "MinibatchCKA", "cka", "compare", "deconfound", "gram", "hsic"]
+__all__ = ["Comparison", "MinibatchCKA", "cka", "compare", "deconfound", "gram", "hsic", "measure"]
 
 
 def cka(X, Y, unbiased: bool = True, kernel: str = "linear", bandwidth: float = 0.5) -> Tensor:
@@ -138,6 +138,23 @@ class Comparison:
         lines = [f"{name:<{width}} " + " ".join(f"{value:5.2f}" for value in row)
                  for name, row in zip(self.rows, self.values.tolist(), strict=True)]
         return "\n".join([f"CKA over {self.n_images} images; columns: {', '.join(self.columns)}", *lines])
+
+
+def measure(f: Callable[..., Tensor | float], *comparisons: Comparison, level: float = 0.95, n: int = 1000,
+            seed: int = 0) -> tuple[float, tuple[float, float]]:
+    """A number f(matrix, …) of one CKA matrix (Lx, Ly) or several, with its interval: (value, (low, high)).
+
+    Percentile bootstrap over batches. The comparisons must be of the same batches, which are resampled
+    together: a difference between two networks is then free of what the images add to both.
+    """
+    sizes = {len(c.batches.images) for c in comparisons}
+    if len(sizes) != 1:
+        raise ValueError("measure needs one comparison, or several on the same batches; "
+                         f"got comparisons of {sorted(sizes)} batches")
+    drawn = zip(*(c.bootstrap(lambda matrix: matrix, n, seed) for c in comparisons), strict=True)
+    sample = torch.tensor([float(f(*matrices)) for matrices in drawn], dtype=torch.float64)
+    low, high = sample.quantile(torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64))
+    return float(f(*(c.values for c in comparisons))), (float(low), float(high))
 
 
 def compare(model_x: nn.Module, model_y: nn.Module, batches, layers_x: Iterable[str] | None = None,

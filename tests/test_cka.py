@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from helpers.cka import MinibatchCKA, cka, compare, deconfound, gram, hsic
+from helpers.cka import MinibatchCKA, cka, compare, deconfound, gram, hsic, measure
 from helpers.grams import centre
 
 # --- the specification, written for clarity and not for speed -------------------------------------
@@ -485,6 +485,19 @@ def test_intervals_cover_the_truth_and_need_batches():
     assert torch.equal(draws, result.bootstrap(lambda m: m[0, 1], n=50, seed=3))
     with pytest.raises(ValueError, match="at least 2 batches"):
         compare(a, b, images(16), LAYERS, LAYERS).interval(torch.mean)
+
+
+def test_measured_differences_are_paired():
+    a, b, pixels = Net(), Net(9, seed=1), images(320, 5).split(32)
+    first, second = compare(a, b, pixels, LAYERS, LAYERS), compare(a, a, pixels, LAYERS, LAYERS)
+    value, (low, high) = measure(lambda m: m[0, 1], first)
+    assert value == float(first.values[0, 1])
+    assert (low, high) == pytest.approx(first.interval(lambda m: m[0, 1]))
+    assert measure(lambda m, same: (m - same)[0, 1], first, first) == (0, (0, 0))  # the same batches in each
+    value, (low, high) = measure(lambda m, n: m[0, 1] - n[0, 1], first, second)
+    assert low <= value <= high and value == pytest.approx(float(first.values[0, 1] - second.values[0, 1]))
+    with pytest.raises(ValueError, match="same batches"):
+        measure(lambda m, n: m[0, 1], first, compare(a, b, pixels[:5], LAYERS, LAYERS))
 
 
 def test_printing_shows_every_layer():
