@@ -165,7 +165,7 @@ def _polygon(u, v, corners):
     """Exact distance to a closed polygon, corners (k, 2), by the even-odd rule."""
     nearest = np.full(u.shape, np.float32(1e9))
     inside = np.zeros(u.shape, bool)
-    for (ax, ay), (bx, by) in zip(corners, np.roll(corners, -1, 0)):
+    for (ax, ay), (bx, by) in zip(corners, np.roll(corners, -1, 0), strict=True):
         ax, ay, ex, ey = (np.float32(c) for c in (ax, ay, bx - ax, by - ay))
         du, dv = u - ax, v - ay
         along = np.clip((du * ex + dv * ey) / (ex * ex + ey * ey), 0, 1)
@@ -236,5 +236,7 @@ _PATTERNS = {
     "rising": lambda a, d: _stripe((a + d) * _DIAGONAL),
     "falling": lambda a, d: _stripe((a - d) * _DIAGONAL),
     "checks": lambda a, d: np.float32(1.3) * _stripe(a * _DIAGONAL) * _stripe(d * _DIAGONAL),
-    "dots": lambda a, d: np.float32(2) * np.clip(_stripe(a) + _stripe(d) - np.float32(0.4), 0, 1) - np.float32(0.6),
+    "dots": lambda a, d: (
+        np.float32(2) * np.clip(_stripe(a) + _stripe(d) - np.float32(0.4), 0, 1) - np.float32(0.6)
+    ),
 }

@@ -31,6 +31,7 @@ from . import attention, shapes, zoo
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vits-and-convnets"
 HELD_OUT = 10**6  # the seed of the images that judge a run; no run trains on them
+LOOK_AT, JUDGE_ON = 1_000, 5_000  # held-out images along the way, and for the card
 N_SHAPES = len(shapes.SHAPES)
 
 
@@ -83,8 +84,9 @@ class Run:
         model = zoo.build(**recipe.model, seed=recipe.seed).to(device)
         if recipe.model["kind"] != "vit":
             model = model.to(memory_format=torch.channels_last)
-        plain = [p for n, p in model.named_parameters() if p.ndim < 2 or n in ("pos_embed", "cls_token")]
-        decayed = [p for n, p in model.named_parameters() if not (p.ndim < 2 or n in ("pos_embed", "cls_token"))]
+        plain, decayed = [], []
+        for name, p in model.named_parameters():
+            (plain if p.ndim < 2 or name in ("pos_embed", "cls_token") else decayed).append(p)
         groups = [{"params": decayed, "weight_decay": recipe.decay}, {"params": plain, "weight_decay": 0.0}]
         return cls(model, torch.optim.AdamW(groups, lr=recipe.rate, betas=recipe.betas))
 
@@ -118,8 +120,8 @@ def train(name: str, recipe: Recipe, resume: bool = False, weights: Path = zoo.W
     if saved.exists() and resume:
         run.restore(saved)
     elif saved.exists():
-        raise ValueError(f"{name!r} has a saved run at {saved}: pass --resume to go on with it, or delete the file")
-    held_out = shapes.draw(1_000, HELD_OUT)
+        raise ValueError(f"a run is saved at {saved}: pass --resume to go on with it, or delete the file")
+    held_out = shapes.draw(LOOK_AT, HELD_OUT)
     bank = shapes.draw(recipe.distinct, (recipe.seed, 2)) if recipe.distinct else None
     ends = np.cumsum(recipe.cycles).tolist()
     bar = tqdm(total=ends[-1], initial=run.images, unit="img", desc=name, disable=not progress, mininterval=5)
@@ -203,7 +205,7 @@ def _look(model: nn.Module, scenes: shapes.Scenes) -> dict:
 
 def export(name: str, recipe: Recipe, run: Run, folder: Path) -> None:
     """Write NAME.safetensors and its card, in float16 where that changes no held-out prediction."""
-    scenes = shapes.draw(5_000, HELD_OUT + 1)
+    scenes = shapes.draw(JUDGE_ON, HELD_OUT + 1)
     before = _predict(run.model, scenes)
     state = {k: v.detach().cpu().contiguous().clone() for k, v in run.model.state_dict().items()}
     halved = {k: v.half() if v.is_floating_point() and "running" not in k else v for k, v in state.items()}

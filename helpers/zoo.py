@@ -62,7 +62,8 @@ def build(kind: str, *, seed: int = 0, heads: int = 4, pool: str = "token", cut:
     """An untrained lab architecture, in eval mode, for images (n, 3, 32, 32) in [0, 1].
 
     kind "vit": timm's VisionTransformer, 12 blocks of width 64, patches of 4 px, so 8 x 8 tokens,
-    and a CLS token unless `pool` is "avg"; queries and keys are normalised (it learns faster so). `cut` is a block without its skip connection(s).
+    and a CLS token unless `pool` is "avg"; queries and keys are normalised (it learns faster so).
+    `cut` is a block without the skip connection of `branch` ("attn", "mlp" or "both").
     kind "resnet": timm's bottleneck ResNet of 3-4-6-3 units (ResNet-50's), narrower, with a
     stride-1 stem and no pooling after it, so that its stages work at 32, 16, 8 and 4 px.
     Other kinds are timm names, built for 32-pixel images with `options`.
@@ -77,14 +78,15 @@ def build(kind: str, *, seed: int = 0, heads: int = 4, pool: str = "token", cut:
             if cut is not None:
                 remove_skip(model.blocks[cut], branch)
         elif kind == "resnet":
-            model = ResNet(Bottleneck, (3, 4, 6, 3), num_classes=OUTPUTS, channels=(10, 20, 40, 80), **options)
+            widths = (10, 20, 40, 80)
+            model = ResNet(Bottleneck, (3, 4, 6, 3), num_classes=OUTPUTS, channels=widths, **options)
             model.conv1 = nn.Conv2d(3, 64, 3, stride=1, padding=1, bias=False)
             nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
             model.maxpool = nn.Identity()
         else:
             model = timm.create_model(kind, num_classes=OUTPUTS, **options)
-    name, first = next((n, m) for n, m in model.named_modules() if isinstance(m, nn.Conv2d))
-    model.set_submodule(name, StandardisingConv2d.of(first))
+        name, first = next((n, m) for n, m in model.named_modules() if isinstance(m, nn.Conv2d))
+        model.set_submodule(name, StandardisingConv2d.of(first))
     model.pretrained_cfg = {"mean": (0.0,) * 3, "std": (1.0,) * 3, "input_size": (3, 32, 32)}
     return model.eval()
 
@@ -191,6 +193,6 @@ def _from_file(name: str, path: Path, options: dict) -> nn.Module:
         ).float().eval()
     except Exception as error:
         raise ValueError(
-            f"{path.name} could not be read as weights of {name!r}: {error}. It must be a safetensors file or "
-            "a plain state dict of this very model; a file without a classifier needs num_classes=0."
+            f"{path.name} could not be read as weights of {name!r}: {error}. It must be a safetensors file "
+            "or a plain state dict of this very model; a file without a classifier needs num_classes=0."
         ) from error
