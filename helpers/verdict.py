@@ -145,6 +145,13 @@ def decide(
     return True if high < below else False if low >= below else None
 
 
+def every(*decisions: bool | None) -> bool | None:
+    """What several decisions of `decide` give together: False if any fails, else None if any is open."""
+    if not decisions:
+        raise ValueError("every needs at least one decision")
+    return False if False in decisions else None if None in decisions else True
+
+
 def bootstrap(
     statistic: Callable[[np.ndarray], object],
     n: int,

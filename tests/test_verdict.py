@@ -118,6 +118,14 @@ def test_results_go_to_the_course_around_the_working_folder(tmp_path, monkeypatc
         assert v.results_folder() == tmp_path / "notebooks" / "results"
 
 
+def test_every():
+    assert v.every(True, True) is True
+    assert v.every(True, None) is None
+    assert v.every(True, None, False) is False
+    with pytest.raises(ValueError, match="at least one"):
+        v.every()
+
+
 def test_decide():
     assert v.decide((0.2, 0.3), above=0.1) is True
     assert v.decide((0.2, 0.3), above=0.3) is False
