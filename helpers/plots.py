@@ -104,6 +104,35 @@ def image_grid(images, titles: Sequence[str] | None = None, columns: int = 5):
     return figure
 
 
+@_figure
+def reach(image, boxes: Mapping[str, tuple[float, float, float, float]], grid: int = 0, title: str = ""):
+    """What a unit could see: an image (3, H, W) in [0, 1], one panel a network, dimmed outside its box.
+
+    `boxes`: {name: (top, left, bottom, right)} in pixels, cut at the image's edges. `grid` draws the borders
+    of patches of so many pixels on all panels.
+    """
+    from matplotlib.patches import Rectangle
+
+    picture = _array(image, 3, "an image").transpose(1, 2, 0)  # (3, H, W) -> (H, W, 3)
+    height, width = picture.shape[:2]
+    figure, axes = _axes(1, len(boxes), height=WIDTH / len(boxes) * height / width + 0.7)
+    for axis, (name, (top, left, bottom, right)) in zip(axes.flat, boxes.items(), strict=True):
+        top, left, bottom, right = max(top, 0), max(left, 0), min(bottom, height), min(right, width)
+        seen = np.zeros((height, width, 1), bool)
+        seen[round(top):round(bottom), round(left):round(right)] = True
+        axis.imshow(np.where(seen, picture, 0.75 + 0.25 * picture).clip(0, 1), extent=(0, width, height, 0))
+        axis.add_patch(Rectangle((left, top), right - left, bottom - top, fill=False, clip_on=False,
+                                 edgecolor=COLOURS[1], linewidth=2.5))
+        for at in range(grid, max(height, width), grid) if grid else ():
+            axis.axhline(at, color="white", linewidth=0.7, alpha=0.8)
+            axis.axvline(at, color="white", linewidth=0.7, alpha=0.8)
+        axis.set(xticks=[0, width], yticks=[0, height])
+        axis.set_title(name, fontsize=11)
+    axes[0, 0].set(xlabel="pixels", ylabel="pixels")
+    figure.suptitle(title)
+    return figure
+
+
 # ---------------------------------------------------------------- similarity
 
 def _comparison(comparison, rows=None, columns=None):
@@ -238,6 +267,58 @@ def closest_depth(comparisons, title: str = "", row_label=None, column_label=Non
     axis.set_xlabel(_axis_title(rows, row_label))
     axis.set_ylabel(f"most similar {_axis_title(columns, column_label)}")
     axis.set_title(title)
+    return figure
+
+
+@_figure
+def gram_matrices(grams: Mapping[str, object], groups: Sequence[str], columns: int = 2, title: str = ""):
+    """Centred Gram matrices {name: (n, n)}, each over its largest off-diagonal entry: blue alike, red unlike.
+
+    `groups` (n,) names each image's group, images of one group side by side; the borders are drawn.
+    """
+    if not grams:
+        raise ValueError("gram_matrices needs at least one matrix")
+    figure, axes = _panels(len(grams), columns)
+    groups = list(groups)
+    starts = [i for i, group in enumerate(groups) if i == 0 or group != groups[i - 1]]
+    middles = [(a + b - 1) / 2 for a, b in zip(starts, [*starts[1:], len(groups)], strict=True)]
+    for k, (axis, (name, gram)) in enumerate(zip(axes, grams.items(), strict=True)):
+        gram = _array(gram, 2, "a Gram matrix")
+        if gram.shape != (len(groups), len(groups)):
+            raise ValueError(f"{len(groups)} groups need a Gram matrix of as many images, not {gram.shape}")
+        off_diagonal = np.abs(gram - np.diag(gram.diagonal())).max()
+        image = _heat(axis, gram / (off_diagonal or 1), -1, 1, cmap="RdBu", origin="upper", aspect="equal")
+        for start in starts[1:]:
+            axis.axhline(start - 0.5, color="#1a1a1a", linewidth=0.5)
+            axis.axvline(start - 0.5, color="#1a1a1a", linewidth=0.5)
+        names = [groups[i] for i in starts]
+        axis.set_yticks(middles, names if k % columns == 0 else [""] * len(names), fontsize=10)
+        axis.set_xticks(middles, names, rotation=90, fontsize=10)
+        axis.set_title(name, fontsize=11)
+    figure.colorbar(image, ax=figure.axes, label="similarity of two images", shrink=0.6)
+    figure.suptitle(title)
+    return figure
+
+
+@_figure
+def pair_cloud(first, second, xlabel: str, ylabel: str, most: int = 4000, title: str = ""):
+    """Each pair of images a dot: its centred similarity in one Gram matrix (n, n) against that in another.
+
+    Pairs of two different images only, each once, and `most` of them at even steps. The line is the
+    least-squares fit through the origin.
+    """
+    first, second = (_array(gram, 2, "a Gram matrix") for gram in (first, second))
+    pairs = np.triu_indices(len(first), 1)
+    x, y = first[pairs], second[pairs]
+    step = math.ceil(len(x) / most)
+    figure, axes = _axes(height=3.8, width=4.8)
+    axis = axes[0, 0]
+    axis.scatter(x[::step], y[::step], s=6, color=COLOURS[0], alpha=0.3, linewidth=0)
+    ends = np.array([x.min(), x.max()])
+    axis.plot(ends, ends * (x @ y) / (x @ x), color=COLOURS[1])
+    axis.axhline(0, color=GREY, linewidth=0.8, zorder=0)
+    axis.axvline(0, color=GREY, linewidth=0.8, zorder=0)
+    axis.set(xlabel=xlabel, ylabel=ylabel, title=title)
     return figure
 
 

@@ -35,6 +35,9 @@ BAND = (CURVE, CURVE - 0.1, CURVE + 0.1)
 FIGURES = {
     "image_grid": lambda: p.image_grid(torch.rand(7, 3, 32, 32), [str(i) for i in range(7)]),
     "image_grid_grey": lambda: p.image_grid(RNG.uniform(0, 1, (3, 8, 8))),
+    "reach": lambda: p.reach(torch.rand(3, 32, 32), {"a": (4, 8, 20, 40), "b": (0, 0, 32, 32)}, grid=4),
+    "gram_matrices": lambda: p.gram_matrices({"a": np.eye(6), "b": RNG.normal(size=(6, 6))}, list("xxyyyz")),
+    "pair_cloud": lambda: p.pair_cloud(RNG.normal(size=(9, 9)), np.ones((9, 9)), "one layer", "another"),
     "cka_heatmap": lambda: p.cka_heatmap(comparison(), title="ViT against ResNet"),
     "cka_maps": lambda: p.cka_maps({"one": comparison(), "two": comparison()}, title="two"),
     "cka_pair": lambda: p.cka_pair(*(comparison(VIT, VIT) for _ in range(3))),
@@ -122,6 +125,29 @@ def test_ticks_stand_at_the_first_layer_of_each_stage(names, ticks, labels, titl
     assert axis.get_ylabel() == title == axis.get_xlabel()
 
 
+def test_reach_dims_what_lies_outside_the_box_cut_at_the_edges():
+    axis = p.reach(np.zeros((3, 8, 8)), {"a": (-3, 4, 4, 20)}).axes[0]
+    shown = images(axis)[0].get_array()[:, :, 0]
+    assert (shown[:4, 4:] == 0).all() and (shown[4:] > 0.5).all() and (shown[:, :4] > 0.5).all()
+    box = axis.patches[0]
+    assert (*box.get_xy(), box.get_width(), box.get_height()) == (4, 0, 4, 4)
+
+
+def test_gram_matrices_show_pairs_on_one_scale_whatever_the_diagonal():
+    axis = p.gram_matrices({"a": [[50, -2, 1], [-2, 50, 0], [1, 0, 50]]}, ["x", "x", "y"]).axes[0]
+    image, = images(axis)
+    assert image.get_clim() == (-1, 1) and image.get_array()[0, 1] == -1 and image.get_array()[0, 2] == 0.5
+    assert [text.get_text() for text in axis.get_yticklabels()] == ["x", "y"]
+    assert axis.get_yticks().tolist() == [0.5, 2]
+
+
+def test_pair_cloud_shows_each_pair_once_and_no_image_with_itself():
+    first = np.array([[9.0, 1, 2], [1, 9, 3], [2, 3, 9]])
+    axis = p.pair_cloud(first, 2 * first, "x", "y").axes[0]
+    assert axis.collections[0].get_offsets().tolist() == [[1, 2], [2, 4], [3, 6]]
+    assert axis.get_lines()[0].get_ydata().tolist() == [2, 6]
+
+
 def test_closest_depth_is_the_largest_in_each_row_ignoring_nan():
     values = np.zeros((3, 5))
     values[0, 4] = values[1, 2] = values[2, 0] = 0.9
@@ -187,6 +213,9 @@ def test_each_field_is_drawn_over_its_own_largest_value():
     (lambda: p.cka_heatmap([1, 2]), "2 dimensions"),
     (lambda: p.cka_heatmap(np.eye(2), ["a"], ["b", "c"]), "as many names; got 1 and 2"),
     (lambda: p.cka_maps({}), "at least one map"),
+    (lambda: p.gram_matrices({}, []), "at least one matrix"),
+    (lambda: p.gram_matrices({"a": np.eye(3)}, ["x"]), "1 groups need"),
+    (lambda: p.reach(np.zeros((8, 8)), {"a": (0, 0, 1, 1)}), "3 dimensions"),
     (lambda: p.lines_with_band({}, "x", "y"), "at least one curve"),
     (lambda: p.lines_with_band({"a": (CURVE, CURVE)}, "x", "y"), "got 2 arrays"),
     (lambda: p.lines_with_band({"a": (CURVE, CURVE[:3], CURVE)}, "x", "y"), "band"),
