@@ -259,6 +259,7 @@ def _write(path: Path, write) -> None:
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         write(str(beside))
+        os.chmod(beside, 0o644)  # safetensors writes for the owner alone
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
