@@ -40,8 +40,7 @@ def field(model: nn.Module, batches, layer: str, at: str | tuple[int, int] = "ce
 def fields(model: nn.Module, batches, layers: Sequence[str], at: str | tuple[int, int] = "centre",
            order: str = "abs-then-mean", rgb: str = "mean", draws: int | None = 256, seed: int = 0,
            per_image: bool = False, progress: bool = False) -> dict[str, Tensor]:
-    """Effective receptive fields of several layers from one forward pass a batch: name -> (H, W), or (n, H,
-    W).
+    """Effective receptive fields of several layers, one forward pass a batch: name -> (H, W), or (n, H, W).
 
     at: "centre" (on an even grid, which has none, the average over the four places around it), a (row,
     column) of the layer's own grid, or "cls". order: absolute value before ("abs-then-mean") or after

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from .naming import modules_of
 from .record import layers, record
-from .tokens import layout, peek
+from .tokens import layout, peek, places
 
 BRANCHES = ("attn", "mlp")
 
@@ -85,7 +85,7 @@ def norm_ratios(model: nn.Module, batches, progress: bool = False) -> Ratios:
     images, batches = peek(batches)
     sites = _sites(model)
     wanted = list(dict.fromkeys(site for pair in sites.values() for site in pair))
-    norms = record(model, batches, wanted, token_norms_of, progress)
+    norms = record(model, batches, wanted, _norms(model, images), progress)
     each = {name: norms[z] / norms[f] for name, (z, f) in sites.items()}
     if silent := [name for name, values in each.items() if values.isinf().any()]:
         warnings.warn(f"branches add exactly nothing to some tokens, their ratio is infinite: {silent}. "
@@ -100,13 +100,14 @@ def block_cosines(model: nn.Module, batches, progress: bool = False) -> Ratios:
     NaN for ResNet units that change the shape.
     """
     images, batches = peek(batches)
-    blocks, entering = layers(model), []
+    blocks, where, entering = layers(model), layout(model, images), []
 
     def keep(value: Tensor) -> Tensor:  # called in turn with a block's input and its output
+        vectors = places(value, model, where)[0].float()
         if not entering:
-            entering.append(_vectors(value))
+            entering.append(vectors.clone())  # a copy, should the block work in place
             return value.new_zeros(len(value), 0)
-        before, after = entering.pop(), _vectors(value)
+        before, after = entering.pop(), vectors
         if before.shape != after.shape:
             return after.new_full(after.shape[:2], torch.nan)
         return torch.cosine_similarity(before, after, dim=2)
@@ -116,20 +117,15 @@ def block_cosines(model: nn.Module, batches, progress: bool = False) -> Ratios:
 
 
 def token_norms(model: nn.Module, batches, progress: bool = False) -> dict[str, Tensor]:
-    """‖z‖ of every token after each block: name -> (n, t). Outlier tokens stand out here (Darcet et al.
-    2024)."""
-    return record(model, batches, layers(model), token_norms_of, progress)
+    """‖z‖ of every token after each block: name -> (n, t). Outliers stand out here (Darcet et al. 2024)."""
+    images, batches = peek(batches)
+    return record(model, batches, layers(model), _norms(model, images), progress)
 
 
-def token_norms_of(output: Tensor) -> Tensor:
-    """(B, t, d) or (B, d, H, W) -> (B, t): the norm of the vector at each token or position."""
-    return torch.linalg.vector_norm(_vectors(output), dim=2)
-
-
-def _vectors(output: Tensor) -> Tensor:
-    """(B, t, d) as it is; (B, d, H, W) -> (B, H·W, d). Float32, so that squares of half floats do not
-    overflow."""
-    return (output if output.ndim == 3 else output.flatten(2).transpose(1, 2)).float()
+def _norms(model: nn.Module, images: Tensor) -> Callable[[Tensor], Tensor]:
+    """The function from a layer's output to the norm of the vector at each token or position, (B, t)."""
+    where = layout(model, images)  # float32 below: squares of half floats overflow
+    return lambda output: torch.linalg.vector_norm(places(output, model, where)[0].float(), dim=2)
 
 
 def _ratios(model: nn.Module, images: Tensor, branches: tuple[str, ...], each: dict[str, Tensor]) -> Ratios:

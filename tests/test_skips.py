@@ -201,6 +201,16 @@ def test_bad_cuts(model, block, branch, match):
         skips.remove_skip(nn.Linear(3, 3))
 
 
+def test_cosines_of_channels_last_blocks():
+    model = timm.create_model("swin_tiny_patch4_window7_224", img_size=56, depths=(2, 1), embed_dim=24,
+                              num_heads=(2, 2)).eval()
+    images = torch.rand(2, 3, 56, 56)
+    found = skips.block_cosines(model, images).each["layers.0.blocks.1 block"]
+    before, after = raw(model, images, ["layers.0.blocks.1:input", "layers.0.blocks.1"]).values()
+    slow = torch.cosine_similarity(before, after, dim=3).flatten(1)  # (n, H, W, C)
+    torch.testing.assert_close(found.double(), slow, rtol=1e-4, atol=1e-4)
+
+
 def test_token_norms():
     norms = skips.token_norms(zoo.build("vit"), torch.rand(3, 3, 32, 32))
     assert norms["blocks.11"].shape == (3, 65) and (norms["blocks.0"] > 0).all()
