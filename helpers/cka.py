@@ -18,7 +18,7 @@ from helpers import grams
 from helpers.batches import check_images, images_of, loop
 from helpers.grams import SMALLEST, centre, deconfound, gram, hsic, pairs, raw_gram
 from helpers.naming import unwrap
-from helpers.record import in_order, layers, observe
+from helpers.record import checked, in_order, layers, observe
 
 __all__ = ["Comparison", "MinibatchCKA", "cka", "compare", "deconfound", "gram", "hsic", "measure"]
 
@@ -163,14 +163,15 @@ def compare(model_x: nn.Module, model_y: nn.Module, batches, layers_x: Iterable[
             permute_y: int | None = None) -> Comparison:
     """CKA of every layer of one model with every layer of another, in one pass over the batches.
 
-    `layers_x`, `layers_y`: names, by default every block in forward order. `transforms`: what turns the
-    batches' images into each model's input. `deconfound` takes the similarity of the pixels out first
-    (`grams.deconfound`). `permute_y`: a seed to shuffle the images of model_y within each batch, a baseline
-    of no similarity. Both models see the same batch at the same time, so a shuffled loader is safe; a model
-    compared with itself runs once. Batches too small for the estimator are left out with a warning, and so
-    are named layers that are constant over the images (NaN in their row or column alone).
+    `layers_x`, `layers_y`: names, by default every block in forward order (or x's, for a model with itself).
+    `transforms`: what turns the batches' images into each model's input. `deconfound` takes the similarity of
+    the pixels out first (`grams.deconfound`). `permute_y`: a seed to shuffle the images of model_y within
+    each batch, a baseline of no similarity. Both models see the same batch at the same time, so a shuffled
+    loader is safe; a model compared with itself runs once. Batches too small for the estimator are left out
+    with a warning, and so are named layers that are constant over the images (NaN in their row or column).
     """
-    layers_x, layers_y = (list(names) if names is not None else None for names in (layers_x, layers_y))
+    layers_x, layers_y = (None if names is None else checked(names) for names in (layers_x, layers_y))
+    transforms = transforms or (None, None)
     alone = unwrap(model_x) is unwrap(model_y) and transforms[0] is transforms[1]
     generator = torch.Generator().manual_seed(permute_y or 0)
     total, left_out, rows, columns = MinibatchCKA(unbiased), [], [], []
@@ -180,8 +181,10 @@ def compare(model_x: nn.Module, model_y: nn.Module, batches, layers_x: Iterable[
             left_out.append(len(images))
             continue
         input_x, input_y = _inputs(images, transforms)
-        layers_x = layers_x or layers(model_x, images=input_x)
-        layers_y = layers_y or (layers_x if alone else layers(model_y, images=input_y))
+        if layers_x is None:
+            layers_x = layers(model_x, images=input_x)
+        if layers_y is None:
+            layers_y = layers_x if alone else layers(model_y, images=input_y)
         if alone:
             kept = _grams(model_x, input_x, list(dict.fromkeys([*layers_x, *layers_y])), kernel)
             grams_x, grams_y = in_order(kept, layers_x), in_order(kept, layers_y)

@@ -54,7 +54,7 @@ def watch(model: nn.Module, layers: Iterable[str], keep: Callable = flatten, gra
     returns a tuple or a dict gives its first tensor. Raises ValueError for unknown or repeated names, and
     when `keep` fails.
     """
-    wanted, modules, kept, calls, handles = _checked(layers), modules_of(model), {}, {}, []
+    wanted, modules, kept, calls, handles = checked(layers), modules_of(model), {}, {}, []
 
     def keeper(name):
         def take(values):
@@ -131,7 +131,7 @@ def _identity(value: Tensor) -> tuple[Tensor, int]:
 
 def observe(model: nn.Module, images: Tensor, layers: Iterable[str], keep: Callable = flatten) -> dict:
     """One forward pass of images (n, channels, height, width): `keep(output)` by layer, as ordered."""
-    layers, model = _checked(layers), unwrap(model)
+    layers, model = checked(layers), unwrap(model)
     with evaluating(model), watch(model, layers, keep) as kept:
         run(model, images)
     return in_order(kept, layers)
@@ -147,7 +147,7 @@ def stream(model: nn.Module, batches, layers: Iterable[str], keep: Callable = fl
     for images that the model cannot take, and for layers that never ran.
     """
     count = 0
-    layers = _checked(layers)
+    layers = checked(layers)
     for count, batch in enumerate(loop(batches, progress), start=1):  # noqa: B007
         yield observe(model, check_images(images_of(batch)), layers, keep)
     if count == 0:
@@ -182,7 +182,8 @@ def _eagerly():
     return torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
 
 
-def _checked(layers: Iterable[str]) -> list[str]:
+def checked(layers: Iterable[str]) -> list[str]:
+    """Layer names as a list, a single one included; ValueError for none, and for one given twice."""
     layers = [layers] if isinstance(layers, str) else list(layers)
     twice = sorted({layer for layer in layers if layers.count(layer) > 1})
     if twice or not layers:

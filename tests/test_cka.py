@@ -1,6 +1,7 @@
 """CKA against a slow float64 specification, closed forms, published values, and what goes wrong elsewhere."""
 
 import itertools
+import sys
 import warnings
 
 import numpy as np
@@ -291,7 +292,8 @@ def shared_over_processes(rank, folder):
 
 
 def test_all_reduce_gives_every_process_the_whole(tmp_path):
-    torch.multiprocessing.spawn(shared_over_processes, (str(tmp_path),), nprocs=2)
+    method = "fork" if sys.platform == "linux" else "spawn"  # spawning imports everything anew
+    torch.multiprocessing.start_processes(shared_over_processes, (str(tmp_path),), 2, start_method=method)
     whole = accumulate([6], seed=0)
     whole.merge(accumulate([6], seed=1))
     for rank in (0, 1):
@@ -498,6 +500,26 @@ def test_measured_differences_are_paired():
     assert low <= value <= high and value == pytest.approx(float(first.values[0, 1] - second.values[0, 1]))
     with pytest.raises(ValueError, match="same batches"):
         measure(lambda m, n: m[0, 1], first, compare(a, b, pixels[:5], LAYERS, LAYERS))
+
+
+@pytest.mark.parametrize(
+    ("names", "message"), [([], "no layers"), (["last", "last"], "given twice"), ("lst", "nearest are .*'last'")]
+)
+def test_bad_layer_names_on_either_side(names, message):
+    model = Net()
+    for sides in ((names, LAYERS), (LAYERS, names)):
+        for other in (model, Net(seed=1)):
+            with pytest.raises(ValueError, match=message):
+                compare(model, other, images(8), *sides)
+    assert compare(model, model, images(8), "last", "first").values.shape == (1, 1)
+
+
+def test_wrapped_models_in_train_mode_compare_like_plain_ones():
+    plain = compare(Net(), Net(seed=1), images(), LAYERS, LAYERS)
+    wrapped = nn.DataParallel(Net()).train(), torch.compile(Net(seed=1), backend="eager").train()
+    result = compare(*wrapped, images(), LAYERS, LAYERS)
+    assert torch.equal(result.values, plain.values)
+    assert wrapped[0].training and wrapped[1].training
 
 
 def test_printing_shows_every_layer():
