@@ -1,4 +1,4 @@
-"""A pytest plugin: adds up what each notebook takes, prints the table, and fails the run above the limit.
+"""A pytest plugin beside nbval: what each notebook takes, as a table; above the limit the run fails.
 
     pytest -p tests.notebook_budget --nbval --seconds-per-notebook 60 notebooks/
 """
@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections import defaultdict
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbval.kernel import RunningKernel
 
 SECONDS: dict[str, float] = defaultdict(float)
 
@@ -17,14 +19,19 @@ def pytest_addoption(parser):
     parser.addoption("--seconds-per-notebook", type=float, default=60.0)
 
 
+def pytest_configure(config):
+    """nbval keeps no history, and without it IPython does not notice a semicolon at the end of a cell."""
+    def execute(self, source, allow_stdin=None):
+        return self.kc.execute(source, store_history=True, allow_stdin=allow_stdin, stop_on_error=False)
+    RunningKernel.execute_cell_input = execute
+
+
 def pytest_runtest_logreport(report):
     SECONDS[report.nodeid.split("::")[0]] += report.duration
 
 
 def limit(notebook: Path, default: float) -> float:
     """Seconds: the default, or what the notebook's metadata says ("seconds": 300), never less."""
-    import nbformat
-
     return max(default, float(nbformat.read(notebook, as_version=4).metadata.get("seconds", 0)))
 
 

@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[1]
 AXE = (ROOT / "tests" / "vendor" / "axe.min.js").read_text(encoding="utf-8")
 CHROMIUM = os.environ.get("CHROMIUM") or next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+PATIENCE = 180_000  # milliseconds; a busy machine is no fault of a page
 LIMIT = 2_000_000  # bytes a page and what it loads, mathematics apart
 VIEWS = {"light": (1280, 900, "light"), "dark": (1280, 900, "dark"), "phone": (390, 844, "light")}
 
@@ -83,6 +84,7 @@ def look(browser, url: str, view: str, audit: bool = True) -> Visit:
     visit = Visit()
     context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
     page = context.new_page()
+    page.set_default_timeout(PATIENCE)
     page.on("console", lambda m: visit.errors.append(m.text) if m.type == "error" else None)
     page.on("pageerror", lambda e: visit.errors.append(str(e)))
     page.on("request", lambda r: _note(visit, r.url))
@@ -188,6 +190,7 @@ def test_page_names_no_path_of_a_machine(site, page):
 def test_without_javascript_the_page_still_shows_its_figures(site, browser, page):
     context = browser.new_context(java_script_enabled=False)
     opened = context.new_page()
+    opened.set_default_timeout(PATIENCE)
     opened.goto((site / f"{page}.html").as_uri(), wait_until="load")
     assert opened.locator("article h1").first.is_visible()
     for image in opened.locator("article .cell_output img").all():
@@ -198,8 +201,9 @@ def test_without_javascript_the_page_still_shows_its_figures(site, browser, page
 
 def test_search_finds_cka(site, browser):
     page = browser.new_page()
+    page.set_default_timeout(PATIENCE)
     page.goto((site / "search.html").as_uri() + "?q=CKA")
-    page.wait_for_selector("#search-results li a", timeout=20_000)
+    page.wait_for_selector("#search-results li a")
     assert page.locator("#search-results li a").count() >= 1
     page.close()
 

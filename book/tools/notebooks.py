@@ -109,8 +109,9 @@ def execute(path: Path, root: Path = ROOT, timeout: int = 900):
     notebook = nbformat.read(path, as_version=4)
     run = copy.deepcopy(notebook)
     run.cells = [nbformat.v4.new_code_cell(WATCH), *run.cells, nbformat.v4.new_code_cell(TELL)]
-    client = NotebookClient(run, timeout=timeout, kernel_name="python3", record_timing=False,
-                            store_widget_state=False, resources={"metadata": {"path": str(path.parent)}})
+    client = NotebookClient(run, timeout=timeout, kernel_name="python3", startup_timeout=600,
+                            record_timing=False, extra_arguments=["--IPKernelApp.log_level=ERROR"],
+                            resources={"metadata": {"path": str(path.parent)}})
     client.execute()
     told = json.loads(run.cells[-1].outputs[0].text)
     notebook.cells = run.cells[1:-1]
