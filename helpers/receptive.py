@@ -88,22 +88,21 @@ def radius(field: Tensor, mass: float = 0.5, centre: str | tuple[float, float] =
         raise ValueError(f"mass must lie between 0 and 1, not {mass!r}")
     if field.ndim < 2 or not (field >= 0).all():
         raise ValueError(f"a field is (H, W) and nowhere negative; got shape {tuple(field.shape)}")
-    if field.ndim > 2:
-        return torch.stack([radius(one, mass, centre) for one in field])
     field = field.double()
-    total = field.sum()
-    if total == 0:
-        return torch.tensor(torch.nan, dtype=torch.float64)
-    ys, xs = (torch.arange(size, dtype=torch.float64, device=field.device) for size in field.shape)
+    total = field.sum((-2, -1))  # (…)
+    ys, xs = (torch.arange(size, dtype=torch.float64, device=field.device) for size in field.shape[-2:])
     if centre == "image":
-        y, x = (field.shape[0] - 1) / 2, (field.shape[1] - 1) / 2
+        y, x = (total.new_full(total.shape, (size - 1) / 2) for size in field.shape[-2:])
     elif centre == "mass":
-        y, x = (field.sum(1) * ys).sum() / total, (field.sum(0) * xs).sum() / total
+        y, x = (field.sum(-1) * ys).sum(-1) / total, (field.sum(-2) * xs).sum(-1) / total
     else:
-        y, x = centre
-    distances, order = torch.hypot(ys[:, None] - y, xs[None] - x).flatten().sort()
-    reached = field.flatten()[order].cumsum(0) >= mass * total * (1 - 1e-12)  # sums may end a rounding short
-    return distances[reached.int().argmax()]
+        y, x = (total.new_full(total.shape, place) for place in centre)
+    distances = torch.hypot(ys[:, None] - y[..., None, None], xs - x[..., None, None])  # (…, H, W)
+    distances, order = distances.flatten(-2).sort(-1)
+    held = field.flatten(-2).gather(-1, order).cumsum(-1)
+    reached = held >= mass * total[..., None] * (1 - 1e-12)  # sums may end a rounding short
+    found = distances.gather(-1, reached.int().argmax(-1, keepdim=True))[..., 0]
+    return found.where(total > 0, torch.nan)
 
 
 def _units(output: Tensor, model: nn.Module, where: Layout | None, at) -> Tensor:
