@@ -160,16 +160,16 @@ def _ticks(names, most=6):
     stages = [_stage(name) for name in names]
     starts = [i for i, stage in enumerate(stages) if i == 0 or stage != stages[i - 1]]
     starts = starts[:: math.ceil(len(starts) / most)]
+    room = len(names) / 25  # two names closer than this would be written over each other
+    starts = [i for i, end in zip(starts, [*starts[1:], math.inf], strict=True) if end - i > room]
     return starts, [stages[i] for i in starts]
 
 
 def _axis_title(names, given):
     if given is not None:
         return given
-    first = str(names[0])
-    if first.startswith("blocks"):
-        return "ViT block"
-    return "ResNet unit" if first.startswith(("layer", "stem", "conv")) else "layer"
+    first = {str(name).partition(".")[0] for name in names}
+    return "ViT block" if "blocks" in first else "ResNet unit" if "layer1" in first else "layer"
 
 
 def _heat(axis, values, vmin=0.0, vmax=1.0, cmap="viridis", **options):
@@ -185,7 +185,7 @@ def _draw_map(axis, comparison, rows=None, columns=None, row_label=None, column_
     values, rows, columns = _comparison(comparison, rows, columns)
     image = _heat(axis, values)
     axis.set_box_aspect(1)
-    axis.set_xticks(*_ticks(columns, ticks), rotation=90 if str(columns[0]).startswith("layer") else 0)
+    axis.set_xticks(*_ticks(columns, ticks), rotation=90 if "layer1" in map(_stage, columns) else 0)
     axis.set_yticks(*_ticks(rows, ticks))
     axis.set_xlabel(_axis_title(columns, column_label))
     axis.set_ylabel(_axis_title(rows, row_label))

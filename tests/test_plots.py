@@ -117,6 +117,7 @@ def test_a_map_shows_its_values_on_one_scale_with_nan_apart():
     ([f"blocks.{i}.{part}" for i in range(4) for part in ("norm1", "attn", "mlp")], [0, 3, 6, 9],
      ["0", "1", "2", "3"], "ViT block"),
     (["features.a", "head"], [0, 1], ["features", "head"], "layer"),
+    (["conv1", "bn1", *(f"layer1.{i}" for i in range(30))], [2], ["layer1"], "ResNet unit"),  # no room before it
 ])
 def test_ticks_stand_at_the_first_layer_of_each_stage(names, ticks, labels, title):
     axis = p.cka_heatmap(np.zeros((len(names), len(names))), names, names).axes[0]
