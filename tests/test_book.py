@@ -43,14 +43,19 @@ every_page = pytest.mark.parametrize("page", [*PAGES, "search", "genindex"])
 
 
 @pytest.fixture(scope="session")
-def site(tmp_path_factory) -> Path:
-    """A whole new build: a page that is not built again gives no warning again."""
+def build(tmp_path_factory):
+    """A whole new build, since a page that is not built again gives no warning again: (folder, exit code, log)."""
     out = tmp_path_factory.mktemp("book")
     tool = Path(sys.executable).parent / "jupyter-book"
     command = [tool, "build", ROOT, "-W", "-n", "--keep-going", "-q", "--path-output", out]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return out / "_build" / "html"
+    return out / "_build" / "html", done.returncode, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="session")
+def site(build) -> Path:
+    assert (build[0] / "index.html").is_file(), build[2]
+    return build[0]
 
 
 @pytest.fixture(scope="session")
@@ -123,6 +128,11 @@ def visits(site, browser):
 
 def soup(site: Path, page: str) -> BeautifulSoup:
     return BeautifulSoup((site / f"{page}.html").read_text(encoding="utf-8"), "html.parser")
+
+
+def test_the_book_builds_without_a_warning(build):
+    _, code, log = build
+    assert code == 0, log
 
 
 @pytest.mark.parametrize("view", VIEWS)
