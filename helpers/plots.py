@@ -278,7 +278,7 @@ def gram_matrices(grams: Mapping[str, object], groups: Sequence[str], columns: i
     """
     if not grams:
         raise ValueError("gram_matrices needs at least one matrix")
-    figure, axes = _panels(len(grams), columns)
+    figure, axes = _panels(len(grams), columns, 1.18)  # the groups' names stand upright below
     groups = list(groups)
     starts = [i for i, group in enumerate(groups) if i == 0 or group != groups[i - 1]]
     middles = [(a + b - 1) / 2 for a, b in zip(starts, [*starts[1:], len(groups)], strict=True)]
