@@ -85,17 +85,27 @@ def mean_distance(model: nn.Module, batches, blocks=None, renormalise: bool = Tr
     without renormalising). Raises ValueError for models without global attention between patches.
     """
     images, batches = peek(batches)
-    names, where = _softmax_layers(model, blocks), layout(model, images)
-    distances = patch_distances(where.grid, where.patch)
-
-    def keep(weights: Tensor) -> Tensor:  # (B, h, t, t) -> (B, h)
-        _check_weights(weights, where)
-        return query_distances(weights, distances, where.prefix, renormalise).nanmean(-1)
-
+    names, keep = distance_taps(model, images, blocks, renormalise)
     with softmax_visible(model):
         kept = record(model, batches, names, keep, progress)
     values = torch.stack([kept[name].double().T for name in names])  # (L, h, n)
     return values if per_image else values.nanmean(-1)
+
+
+def distance_taps(model: nn.Module, images: Tensor, blocks=None, renormalise: bool = True):
+    """What `mean_distance` watches, for a pass that measures other things too: (layers, keep).
+
+    `keep` turns the weights (B, h, t, t) that a layer passes on, while `softmax_visible`, into each head's
+    mean distance (B, h), for images of the size of `images`.
+    """
+    names, where = _softmax_layers(model, blocks), layout(model, images)
+    distances = patch_distances(where.grid, where.patch)
+
+    def keep(weights: Tensor) -> Tensor:
+        _check_weights(weights, where)
+        return query_distances(weights, distances, where.prefix, renormalise).nanmean(-1)
+
+    return names, keep
 
 
 @dataclass(repr=False)

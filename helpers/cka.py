@@ -221,10 +221,10 @@ def _inputs(images: Tensor, transforms: tuple) -> tuple[Tensor, Tensor]:
 
 
 def _grams(model: nn.Module, images: Tensor, names: list[str], kernel: str) -> dict[str, Tensor]:
-    return observe(model, images, names, lambda output: raw_gram(_per_image(output, len(images)), kernel))
+    return observe(model, images, names, lambda output: raw_gram(per_image(output, len(images)), kernel))
 
 
-def _per_image(output: Tensor, n: int) -> Tensor:
+def per_image(output: Tensor, n: int) -> Tensor:
     """An output with the images as its first axis: windows (n * windows, …) and sequence-first (t, n, …)
     included.
     """

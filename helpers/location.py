@@ -111,13 +111,22 @@ def token_indices(tokens, grid: tuple[int, int]) -> list[int]:
 
 def token_grams(model: nn.Module, images: Tensor, layer: str, tokens=None) -> tuple[tuple[int, int], Tensor]:
     """The grid of a layer, and the Gram matrices of its tokens: (gh, gw), (tokens, B, B)."""
+    return observe(model, images, [layer], token_tap(model, images, tokens))[layer]
+
+
+def token_tap(model: nn.Module, images: Tensor, tokens=None):
+    """What `token_grams` keeps of a layer, for a pass that measures other things too.
+
+    `tokens` may be a function of the layer's grid.
+    """
     where = layout(model, images)
 
     def keep(output: Tensor):
         values, prefix, grid = places(output, model, where)
-        return grid, torch.stack([gram(values[:, prefix + i]) for i in token_indices(tokens, grid)])
+        chosen = token_indices(tokens(grid) if callable(tokens) else tokens, grid)
+        return grid, torch.stack([gram(values[:, prefix + i]) for i in chosen])
 
-    return observe(model, images, [layer], keep)[layer]
+    return keep
 
 
 def patch_grams(images: Tensor, grid: tuple[int, int]) -> Tensor:

@@ -83,9 +83,22 @@ def norm_ratios(model: nn.Module, batches, progress: bool = False) -> Ratios:
     blocks.
     """
     images, batches = peek(batches)
+    wanted, keep = ratio_taps(model, images)
+    return ratios(model, images, record(model, batches, wanted, keep, progress))
+
+
+def ratio_taps(model: nn.Module, images: Tensor):
+    """What `norm_ratios` watches, for a pass that measures other things too: (layers, keep).
+
+    `ratios` makes the table from what was kept, by layer, for images of the size of `images`.
+    """
+    wanted = dict.fromkeys(site for pair in _sites(model).values() for site in pair)
+    return list(wanted), _norms(model, images)
+
+
+def ratios(model: nn.Module, images: Tensor, norms: dict[str, Tensor]) -> Ratios:
+    """The table of norm ratios from the norms (n, tokens) at each of the layers of `ratio_taps`."""
     sites = _sites(model)
-    wanted = list(dict.fromkeys(site for pair in sites.values() for site in pair))
-    norms = record(model, batches, wanted, _norms(model, images), progress)
     each = {name: norms[z] / norms[f] for name, (z, f) in sites.items()}
     if silent := [name for name, values in each.items() if values.isinf().any()]:
         warnings.warn(f"branches add exactly nothing to some tokens, their ratio is infinite: {silent}. "

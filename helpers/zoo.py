@@ -187,12 +187,16 @@ def _from_file(name: str, path: Path, options: dict) -> nn.Module:
     """A timm model with weights from a file, its keys mapped by timm's own filter for the model."""
     if not path.exists():
         raise ValueError(f"no checkpoint at {path}")
+    overlay = {"file": str(path)}
+    if "num_classes" in options:  # timm would else load loosely, and leave what the file lacks at random
+        overlay["num_classes"] = options["num_classes"]
     try:
         return timm.create_model(
-            name, pretrained=True, pretrained_cfg_overlay={"file": str(path)}, **options
+            name, pretrained=True, pretrained_cfg_overlay=overlay, **options
         ).float().eval()
     except Exception as error:
         raise ValueError(
             f"{path.name} could not be read as weights of {name!r}: {error}. It must be a safetensors file "
-            "or a plain state dict of this very model; a file without a classifier needs num_classes=0."
+            "or a plain state dict of this very model; a file without a classifier needs num_classes=0, one "
+            "with a classifier must not be given it."
         ) from error

@@ -119,6 +119,13 @@ def test_a_timm_model_from_a_file_with_and_without_classifier(tmp_path):
     assert next(backbone.parameters()).dtype == torch.float32
 
 
+def test_a_file_that_lacks_layers_is_refused_without_a_classifier_too(tmp_path):
+    whole = zoo.load("test_resnet", random=True, num_classes=0).state_dict()
+    save_file({k: v for k, v in whole.items() if not k.startswith("layer3")}, tmp_path / "cut.safetensors")
+    with pytest.raises(ValueError, match="layer3"):
+        zoo.load("test_resnet", tmp_path / "cut.safetensors", num_classes=0)
+
+
 class Bomb:
     def __reduce__(self):
         return (shutil.rmtree, ("nowhere-at-all-bomb",))
