@@ -65,12 +65,12 @@ $(PY):
 
 $(READER): | $(PY)
 	@echo "Installing what the course needs (once; several minutes, about 6 GB with the CUDA build of torch) ..."
-	@$(PY) -m pip install $(LOCKED) -r requirements.txt
+	@$(PY) -m pip install --no-compile $(LOCKED) -r requirements.txt
 	@$(PY) -m pip install --no-deps -e .
 	@rm -f $(VENV)/.reader-*; touch $@
 
 $(TESTER): | $(READER)
-	@$(PY) -m pip install $(LOCKED) -r tests/requirements.txt
+	@$(PY) -m pip install --no-compile $(LOCKED) -r tests/requirements.txt
 	@rm -f $(VENV)/.tester-*; touch $@
 
 clean:  ## remove what was built; keeps .venv, weights and notebooks
