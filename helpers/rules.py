@@ -1,0 +1,248 @@
+"""The course's findings as rules that can be applied to any two networks.
+
+Each finding becomes one or a few contrasts, numbers that are positive when the paper is right. A contrast
+counts only by its margin: the smaller of itself and its excess over the untrained selves of the same
+networks, because an architecture alone already passes some of them. A finding holds when the 95 % interval of
+every margin lies above zero. Depths are shares of the network's blocks, so that a rule fits any number of
+them. Chapters 3 to 9 say why the claims are tested so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .location import sharpness
+from .onepass import Results
+from .receptive import radius
+from .verdict import Verdict, bootstrap, decide, every, verdict
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One finding: what is claimed, how it is decided, and the contrasts (k,) of resampled results."""
+
+    finding: str
+    claim: str
+    rule: str
+    paper: str
+    unit: str  # of the contrasts, and shown
+    units: str  # what is resampled: "batches", "images" or "field images"
+    needs: tuple[str, ...]  # measures that every network in it must admit
+    pair: bool  # needs a transformer and a convolutional network, else a transformer alone
+    contrasts: Callable[[Sample, str, str | None], Tensor]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Results with their batches or images drawn anew: index (n,) of what to take; None for all."""
+
+    results: Results
+    index: object = None
+
+    def cka(self, x: str, y: str) -> Tensor:
+        """CKA of the blocks of two networks, the similarity of the pixels regressed out: (Lx, Ly)."""
+        total = self.results.sums("freed")
+        counts = None if self.index is None else _counts(self.index, len(total.images))
+        matrix = total.matrix(counts)
+        return matrix[self.results.rows(x, True)][:, self.results.rows(y, True)]
+
+    def mean(self, label: str, name: str) -> Tensor:
+        values = self.results.each(label, name)
+        return (values if self.index is None else values[self.index]).mean(0)
+
+    def radii(self, label: str) -> Tensor:
+        """Radius that holds half of each block's field: (L,), as a share of the image's width."""
+        maps = self.results.fields[label]
+        maps = (maps if self.index is None else maps[self.index]).mean(0)  # (L, rows, columns)
+        return radius(maps, centre="mass") / maps.shape[-1]
+
+    def sharpness(self, label: str) -> Tensor:
+        """How far the own patch stands out of the others, mean over tokens: ()."""
+        found = self.results.localisation(label)
+        counts = None if self.index is None else _counts(self.index, len(found.batches.images))
+        maps = found.batches.matrix(counts).unflatten(1, found.grid)
+        return sharpness(maps, self.results.tokens(label), relative=True).mean()
+
+
+def apply(rule: Rule, trained: Results, untrained: Results, vit: str | None,
+          cnn: str | None) -> Verdict | str:
+    """The verdict of one rule, or the reason why it cannot be applied."""
+    if vit is None or (rule.pair and cnn is None):
+        return ("it compares a transformer with a convolutional network" if rule.pair else
+                "it is about transformers with attention between all patches")
+    labels = [vit, cnn] if rule.pair else [vit]
+    for label in labels:
+        for name in rule.needs:
+            if name == "cls" and not trained.networks[label].has_cls:
+                return f"{label} has no CLS token"
+            if not trained.admits(label, "norms" if name == "cls" else name):
+                return f"{label}: {trained.networks[label].reasons['norms' if name == 'cls' else name]}"
+
+    def margins(index=None) -> Tensor:
+        now, before = (rule.contrasts(Sample(results, index), vit, cnn) for results in (trained, untrained))
+        return torch.cat([now, now - before])  # (2k,)
+
+    n = len(trained.fields[vit]) if rule.units == "field images" else (
+        trained.n_images if rule.units == "images" else len(trained.parts))
+    try:
+        values = margins()
+        low, high = bootstrap(lambda index: margins(torch.as_tensor(index)), n,
+                              repeats=300 if rule.units == "field images" else 600)
+        low, high = (torch.as_tensor(end) for end in (low, high))
+        if not torch.cat([values, low, high]).isfinite().all():
+            return (f"the numbers cannot be had from these {n} {rule.units}: a layer does not differ "
+                    "between them, or none of its units responds; more images are needed")
+        weakest = int(values.argmin())
+        interval = min(low[weakest], values[weakest]), max(high[weakest], values[weakest])
+        holds = every(*(decide(ends, above=0) for ends in zip(low.tolist(), high.tolist(), strict=True)))
+        return verdict(rule.finding, rule.claim, float(values[weakest]), [float(end) for end in interval],
+                       holds, rule.paper, trained.n_images if rule.units == "batches" else n, labels,
+                       save=False, rule=rule.rule, unit=rule.unit, resampled=rule.units,
+                       contrasts=values[: len(values) // 2].tolist(),
+                       over_untrained=values[len(values) // 2 :].tolist())
+    except ValueError as error:
+        return str(error)
+
+
+def _counts(index, n: int) -> Tensor:
+    return torch.bincount(index, minlength=n)
+
+
+def _share(matrix: Tensor, low: float, high: float) -> slice:
+    """Blocks between two shares of the depth."""
+    return slice(round(len(matrix) * low), round(len(matrix) * high))
+
+
+def ends(matrix: Tensor) -> Tensor:
+    """Mean CKA between the first and the last third of the blocks: (L, L) to (), chapter 3."""
+    third = max(1, len(matrix) // 3)
+    return matrix[:third, -third:].mean()
+
+
+def stage_contrast(matrix: Tensor, sizes: list[int]) -> Tensor:
+    """How much more alike two blocks of one stage are than two of different stages as far apart: ()."""
+    sizes = torch.tensor(sizes)
+    stage, at = torch.arange(len(sizes)).repeat_interleave(sizes), torch.arange(int(sizes.sum()))
+    same, apart = stage[:, None] == stage, (at[:, None] - at).abs()
+    gaps = []
+    for distance in range(1, len(at)):
+        inside, across = same & (apart == distance), ~same & (apart == distance)
+        if inside.any() and across.any():
+            gaps.append(matrix[inside].mean() - matrix[across].mean())
+    if not gaps:
+        raise ValueError("the convolutional network has no stages of several blocks, by the names of its "
+                         "layers")
+    return torch.stack(gaps).mean()
+
+
+def stage_sizes(names: list[str]) -> list[int]:
+    """Blocks in each stage, by name: layer1.0, layer1.1, layer2.0 gives 2, 1."""
+    stages = [name.rpartition(".")[0] for name in names]
+    return [stages.count(stage) for stage in dict.fromkeys(stages)]
+
+
+def _uniform(sample: Sample, vit: str, cnn: str) -> Tensor:
+    return (ends(sample.cka(vit, vit)) - ends(sample.cka(cnn, cnn)))[None]
+
+
+def _stages(sample: Sample, vit: str, cnn: str) -> Tensor:
+    network = sample.results.networks[cnn]
+    sizes = stage_sizes([network.layers[i] for i in network.blocks])
+    depth = len(sample.results.networks[vit].blocks)
+    cuts = [round(depth * sum(sizes[:i]) / sum(sizes)) for i in range(len(sizes) + 1)]
+    cut_vit = [b - a for a, b in zip(cuts, cuts[1:], strict=False) if b > a]
+    return (stage_contrast(sample.cka(cnn, cnn), sizes) - stage_contrast(sample.cka(vit, vit), cut_vit))[None]
+
+
+def _cross(sample: Sample, vit: str, cnn: str) -> Tensor:
+    m = sample.cka(vit, cnn)
+    half = m.shape[1] // 2
+    lower, upper = m[:, :half].mean(1), m[:, half:].mean(1)  # (Lx,)
+    early, middle = _share(m, 0, 1 / 4), _share(m, 1 / 4, 7 / 12)
+    peak, top = m.amax(1), round(len(m) * 2 / 3)
+    return torch.stack([(lower - upper)[early].mean(), (upper - lower)[middle].mean(),
+                        peak[:top].mean() - peak[top:].mean()])
+
+
+def _distance(sample: Sample, vit: str, cnn: str | None) -> Tensor:
+    heads = sample.mean(vit, "distance") / sample.results.networks[vit].uniform  # (L, h), 1: even attention
+    low, high = heads[_share(heads, 0, 1 / 6)], heads[_share(heads, 5 / 6, 1)]
+    return torch.stack([(low.amax(1) - low.amin(1)).mean() - (high.amax(1) - high.amin(1)).mean(),
+                        high.amin() - low.amin()])
+
+
+def _reach(sample: Sample, vit: str, cnn: str) -> Tensor:
+    x, y = sample.radii(vit), sample.radii(cnn)
+    thirds = (0, 1 / 3), (1 / 3, 2 / 3)
+    return torch.stack([x[_share(x, *third)].mean() - y[_share(y, *third)].mean() for third in thirds])
+
+
+def _transition(sample: Sample, vit: str, cnn: str | None) -> Tensor:
+    gap = (sample.mean(vit, "cls") - sample.mean(vit, "patches")).mean(1)  # (L,), over branches
+    half = len(gap) // 2
+    return torch.stack([gap[:half].mean(), -gap[half:].mean()])
+
+
+def _location(sample: Sample, vit: str, cnn: str) -> Tensor:
+    return (sample.sharpness(vit) - sample.sharpness(cnn))[None]
+
+
+MARGIN = "Each must be above 0, and above what the untrained networks show; the smallest margin is shown."
+RULES = (
+    Rule(
+        "uniform-vit",
+        "The transformer's first and last layers are more alike than the convolutional network's.",
+        "CKA between first and last third of the blocks, pixels regressed out, transformer minus "
+        f"convolutional network. {MARGIN}",
+        "ViT maps are uniform, ResNet maps are not (Figure 1).",
+        "CKA", "batches", (), True, _uniform),
+    Rule(
+        "grid-resnet",
+        "The convolutional network falls into stages, the transformer does not.",
+        "CKA within a stage minus CKA across stages at the same distance, convolutional network minus "
+        f"transformer cut at the same depths. {MARGIN}",
+        "ResNets split into stages (Figure 1).",
+        "CKA", "batches", (), True, _stages),
+    Rule(
+        "cross-model",
+        "The transformer's lowest quarter resembles the lower half of the convolutional network, the next "
+        "third its upper half, and the top third nothing as much.",
+        f"Three contrasts of the map between the two, pixels regressed out. {MARGIN}",
+        "The lower half of a ResNet is like the lowest quarter of a ViT, the rest like the next third, the "
+        "top third like nothing (Figure 2).",
+        "CKA", "batches", (), True, _cross),
+    Rule(
+        "attention-distance",
+        "Early blocks hold local and global heads side by side, late blocks only global ones.",
+        "Mean attention distance as a share of even attention's, first against last sixth of the blocks: the "
+        f"range of a block's heads shrinks, and the most local head grows. {MARGIN}",
+        "Lowest layers attend locally and globally, highest only globally (Figure 3).",
+        "of even attention's distance", "images", ("distance",), False, _distance),
+    Rule(
+        "receptive-field",
+        "At equal depth the transformer sees farther than the convolutional network.",
+        "Radius that holds half of the receptive field, as a share of the image's width, in the first and in "
+        f"the middle third of the blocks, transformer minus convolutional network. {MARGIN}",
+        "Lower ViT layers have larger receptive fields than ResNet's (Figure 6).",
+        "of the width", "field images", ("fields",), True, _reach),
+    Rule(
+        "norm-ratio-transition",
+        "What the skip connection carries counts more for CLS in the first half of the blocks, and more for "
+        "patches in the second.",
+        "Logarithm of the norm ratio, CLS minus patches (median), mean of both branches, first half; patches "
+        f"minus CLS in the second half. {MARGIN}",
+        "CLS has a high ratio in the first half, spatial tokens in the second (Figure 7).",
+        "in logarithms", "images", ("norms", "cls"), False, _transition),
+    Rule(
+        "localization",
+        "At the end the transformer's tokens still stand out at their own place, more than the convolutional "
+        "network's.",
+        "CKA of a last-block token with its own patch, in standard deviations of the other patches above "
+        f"their mean, transformer minus convolutional network. {MARGIN}",
+        "ViT tokens are most similar to their own patch, ResNet's are less distinct (Figure 9).",
+        "standard deviations", "batches", ("tokens",), True, _location),
+)
