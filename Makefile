@@ -10,6 +10,9 @@ checksum = $(shell cat $(1) 2>/dev/null | cksum | cut -d' ' -f1)
 READER := $(VENV)/.reader-$(call checksum,requirements.txt constraints.txt pyproject.toml)
 TESTER := $(VENV)/.tester-$(call checksum,requirements.txt constraints.txt pyproject.toml tests/requirements.txt)
 
+TEACHER := .venv-teacher
+GRADER := $(TEACHER)/.ready-$(call checksum,constraints.txt notebooks/assignments/requirements.txt)
+
 # the first Python from 3.11 to 3.13 that can make a virtual environment
 FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -25,7 +28,7 @@ WORKERS ?= 2
 SECONDS_PER_NOTEBOOK ?= 60
 NOTEBOOKS = $(wildcard notebooks/[0-9]*.ipynb)
 
-.PHONY: help book test lab train notebooks venv clean
+.PHONY: help book test lab train notebooks assignments venv clean
 help:  ## this list
 	@grep -E '^[a-z]+:.*## ' Makefile | sed 's/:.*## /\t/' | expand -t 12
 
@@ -38,7 +41,7 @@ book: $(READER)  ## re-execute what is out of date, build the book, print where 
 test: $(TESTER)  ## everything: style, helpers, notebooks, book; ends with a summary
 	@failed=0; \
 	echo "== 1/4 style";     $(PY) -m ruff check . || failed=1; \
-	echo "== 2/4 helpers and tools"; \
+	echo "== 2/4 helpers and tools"; $(MAKE) -s $(GRADER) || failed=1; \
 	$(PY) -m pytest tests --ignore tests/test_book.py -n $(WORKERS) || failed=1; \
 	if [ -n "$(NOTEBOOKS)" ]; then echo "== 3/4 notebooks, at most $(SECONDS_PER_NOTEBOOK) s each"; \
 	$(PY) -m pytest -p tests.notebook_budget --seconds-per-notebook $(SECONDS_PER_NOTEBOOK) \
@@ -56,6 +59,9 @@ train: $(READER)  ## train the lab's networks again, or NAMES="vit resnet"; goes
 notebooks: $(READER)  ## re-execute every notebook, or ONLY="notebooks/02_cka.ipynb", and write stable outputs
 	@$(PY) book/tools/notebooks.py --all $(ONLY)
 
+assignments: $(GRADER)  ## the students' copies of the problem sets; SEED=4711 registers them for marking
+	@$(TEACHER)/bin/python notebooks/assignments/release.py $(if $(SEED),--seed $(SEED))
+
 venv: $(PY)  ## an empty .venv: install a CPU build of torch there first if you want one
 $(PY):
 	@test -n "$(PYTHON)" || { echo "No Python from 3.11 to 3.13 with its venv module was found."; \
@@ -72,6 +78,14 @@ $(READER): | $(PY)
 $(TESTER): | $(READER)
 	@$(PY) -m pip install --no-compile $(LOCKED) -r tests/requirements.txt
 	@rm -f $(VENV)/.tester-*; touch $@
+
+# nbgrader, apart from what readers need: an environment that sees the course's packages and adds its own
+purelib = $$($(1) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+$(GRADER): | $(READER)
+	@rm -rf $(TEACHER); $(PY) -m venv $(TEACHER)
+	@echo "import site; site.addsitedir('$(call purelib,$(PY))')" > "$(call purelib,$(TEACHER)/bin/python)/course.pth"
+	@$(TEACHER)/bin/python -m pip install -q $(LOCKED) -r notebooks/assignments/requirements.txt
+	@touch $@
 
 clean:  ## remove what was built; keeps .venv, weights and notebooks
 	rm -rf _build .pytest_cache .ruff_cache .hypothesis *.egg-info
