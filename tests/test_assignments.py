@@ -164,3 +164,17 @@ def test_a_class_from_release_to_the_list_of_grades(nbgrader, tmp_path):
         page = (room / "feedback" / student / "ps1" / "ps1.html").read_text()
         assert not re.search(rf"HIDDEN TESTS|{SEED}|\.require\(|import_module|rng\.integers\(15", page), student
     assert "neither matrix was centred" in (room / "feedback" / "wrong" / "ps1" / "ps1.html").read_text()
+
+
+def test_the_teachers_guide_knows_points_and_minutes():
+    guide = (ROOT / "book" / "teachers_guide.md").read_text()
+    for path in SOURCES:
+        title = cells(path)[0].source
+        machine = sum(grader(c).get("points", 0) for c in cells(path) if not grader(c).get("solution"))
+        person = sum(grader(c).get("points", 0) for c in cells(path) if grader(c).get("solution"))
+        minutes = re.search(r"About (\d+) minutes", title)[1]
+        assert re.search(rf"^\| {path.stem[2:]} .*\| {minutes} \| {machine} \| {person} \|$", guide, re.M), path.stem
+    for path in (ROOT / "notebooks").glob("[0-9]*.ipynb"):
+        said = re.search(r"[Aa]bout (\d+) minutes", cells(path)[0].source)
+        row = re.search(rf"^\| {int(path.stem[:2])} \| (\d+) \|", guide, re.M)
+        assert row and (not said or abs(int(said[1]) - int(row[1])) <= 15), path.stem
