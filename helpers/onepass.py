@@ -80,7 +80,8 @@ def measure(networks: Sequence[Network], images: Tensor) -> dict:
 
     Keys: "images"; "plain" and "freed" (HSIC of all layers of all networks with each other, as they are and
     with the similarity of the pixels regressed out); for each label "distance" (n, L, h), "cls" and "patches"
-    (n, L, branches: natural logarithm of the norm ratio, of patches the median), "tokens" (HSIC and grid).
+    (n, L, branches: log2 of the norm ratio, of patches the mean), "tokens" (HSIC of tokens with patches) and
+    "copies" (of the patches at the tokens' places with patches), with their "grid".
     """
     own, stacks = {}, []
     pixels = gram(images).cpu()
@@ -125,27 +126,27 @@ def _of_network(network: Network, images: Tensor, inputs: Tensor, kept: dict, pi
         found["distance"] = torch.stack([v.double().cpu() for v in kept["distance"].values()], 1)  # (n, L, h)
     if "norms" in kept:
         table = ratios(network.model, inputs, {name: value.cpu() for name, value in kept["norms"].items()})
-        found["patches"] = _log(table, lambda each: each.nanmedian(1).values, "patches")
+        found["patches"] = _each(table, lambda each: each.log2().nanmean(1), "patches")
         if table.has_cls:
-            found["cls"] = _log(table, lambda each: each[:, 0], "cls")
+            found["cls"] = _each(table, lambda each: each[:, 0].log2(), "cls")
     if "tokens" in kept:
         (grid, tokens), = kept["tokens"].values()
-        patches = patch_grams(network.resize(images).cpu(), grid)
-        total = MinibatchCKA()
-        total.update(deconfound(tokens.cpu(), pixels), deconfound(patches, pixels))
-        found["tokens"] = {"grid": tuple(grid), "xy": total.xy[0], "xx": total.xx[0], "yy": total.yy[0]}
+        patches = deconfound(patch_grams(network.resize(images).cpu(), grid), pixels)
+        found["grid"] = tuple(grid)
+        found["tokens"] = _hsic(deconfound(tokens.cpu(), pixels), patches)
+        found["copies"] = _hsic(patches[token_indices(_spread(grid), grid)], patches)
     return found
 
 
-def _log(table: Ratios, reduce, part: str) -> Tensor:
-    """Logarithm of a ratio of each image: (n, L, branches)."""
-    values = table.table(reduce, part).log()  # (L, branches, n) or (L, n)
+def _each(table: Ratios, reduce, part: str) -> Tensor:
+    """A number of each image: (n, L, branches)."""
+    values = table.table(reduce, part)  # (L, branches, n) or (L, n)
     return values.movedim(-1, 0) if values.ndim == 3 else values.T[..., None]
 
 
-def _hsic(grams_: Tensor) -> dict[str, Tensor]:
+def _hsic(grams_: Tensor, others: Tensor | None = None) -> dict[str, Tensor]:
     total = MinibatchCKA()
-    total.update(grams_)
+    total.update(grams_, others)
     return {"xy": total.xy[0], "xx": total.xx[0], "yy": total.yy[0]}
 
 
@@ -178,7 +179,7 @@ class Results:
         return sum(part["images"] for part in self.parts)
 
     def sums(self, kind: str, label: str | None = None) -> MinibatchCKA:
-        """The accumulator of "plain" or "freed" CKA over all layers, or of a network's "tokens"."""
+        """The accumulator of "plain" or "freed" CKA over all layers, or of "tokens" or "copies"."""
         parts = [part[label][kind] if label else part[kind] for part in self.parts]
         columns = ([part[name] for part in parts] for name in ("xy", "xx", "yy"))
         return MinibatchCKA(True, [part["images"] for part in self.parts], *columns)
@@ -205,15 +206,17 @@ class Results:
         """"distance", "cls" or "patches" of every image: (n, …)."""
         return torch.cat([part[label][name] for part in self.parts])
 
-    def localisation(self, label: str) -> Localisation:
-        grid, total = self.parts[0][label]["tokens"]["grid"], self.sums("tokens", label)
+    def localisation(self, label: str, of: str = "tokens") -> Localisation:
+        """CKA of tokens of the last block, or of "copies" of their own patches, with every patch."""
+        (tokens, grid), total = self.tokens(label), self.sums(of, label)
         names = [str((i // grid[1], i % grid[1])) for i in range(grid[0] * grid[1])]
-        rows = [names[i] for i in token_indices(_spread(grid), grid)]
-        return Localisation(total.matrix(), rows, names, self.n_images, total, tuple(grid))
+        rows = [names[i] for i in token_indices(tokens, grid)]
+        return Localisation(total.matrix(), rows, names, self.n_images, total, grid)
 
-    def tokens(self, label: str) -> list[tuple[int, int]]:
-        """(row, column) of the tokens whose localisation was measured."""
-        return _spread(self.parts[0][label]["tokens"]["grid"])
+    def tokens(self, label: str) -> tuple[list[tuple[int, int]], tuple[int, int]]:
+        """(row, column) of the tokens whose localisation was measured, and the grid they lie in."""
+        grid = tuple(self.parts[0][label]["grid"])
+        return _spread(grid), grid
 
     def admits(self, label: str, name: str) -> bool:
         return name not in self.networks[label].reasons

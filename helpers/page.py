@@ -226,14 +226,14 @@ def _fields(page: Page, numbers: dict, trained: Results, untrained: Results) -> 
 def _norms(page: Page, numbers: dict, trained: Results) -> None:
     page.heading("Norm ratios of the skip connections")
     page.text("How large what a skip connection carries is, beside what its branch adds (‖z‖ / ‖f(z)‖); "
-              "geometric mean "
-              f"over {trained.n_images} images, of the patches' median. Large: the block changes little.")
+              f"geometric mean over {trained.n_images} images and their patches. Large: the block changes "
+              "little.")
     for label in _left_out(page, trained, "norms"):
         groups = {"patches": trained.each(label, "patches")}  # (n, L, branches)
         if trained.networks[label].has_cls:
             groups = {"CLS": trained.each(label, "cls"), **groups}
         branches = ("attention", "MLP") if groups["patches"].shape[2] == 2 else ("unit",)
-        found = {name: [end.exp() for end in _interval(values)] for name, values in groups.items()}
+        found = {name: [2**end for end in _interval(values)] for name, values in groups.items()}
         middle = {name: each[0] for name, each in found.items()}
         figure = plots.norm_ratio_curves(middle.get("CLS"), middle["patches"], branches, title=label)
         page.figure(figure, f"{label}: " + "; ".join(
@@ -251,26 +251,26 @@ def _norms(page: Page, numbers: dict, trained: Results) -> None:
 def _location(page: Page, numbers: dict, trained: Results, untrained: Results) -> None:
     page.heading("Localisation")
     page.text("Does a token of the last block still know its place? CKA of a token with every raw patch of "
-              "the image, "
-              "the similarity of whole images regressed out. The mark is the token's own place; its "
-              "sharpness is how "
-              f"far that stands out, in standard deviations of the other patches. {trained.n_images} images.")
+              "the image, the similarity of whole images regressed out. The mark is the token's own place; "
+              "sharpness is the CKA with that patch minus the mean of the others. Share kept: sharpness over "
+              f"that of copies of the patches. {trained.n_images} images.")
     rows = []
     for label in _left_out(page, trained, "tokens"):
-        found, tokens = trained.localisation(label), trained.tokens(label)
+        found, tokens = trained.localisation(label), trained.tokens(label)[0]
         few = [0, len(tokens) // 3, len(tokens) // 2, len(tokens) - 2]
         page.figure(plots.localisation(found.maps[few], [tokens[i] for i in few], columns=2, title=label,
                                        scale=(0.0, max(0.05, float(found.maps.nan_to_num().max())))),
                     f"{label}: CKA of four tokens with all patches, at most {found.maps.max():.2f}.")
         first = (own_rank(found.maps, tokens) == 1).double().mean()
-        mean = lambda m, found=found, tokens=tokens: sharpness(  # noqa: E731
-            m.unflatten(1, found.grid), tokens, relative=True).mean()
-        value, interval = mean(found.values), found.interval(mean, n=300)
+        def mean(matrix, found=found, tokens=tokens):
+            return sharpness(matrix.unflatten(1, found.grid), tokens).mean()
+
+        value, interval, kept = mean(found.values), found.interval(mean, n=300), Sample(trained).kept(label)
         control = Sample(untrained).sharpness(label) if untrained.admits(label, "tokens") else torch.nan
-        rows.append([label, _shown(value, interval), f"{first:.0%}", f"{float(control):.2f}"])
+        rows.append([label, _shown(value, interval), f"{kept:.0%}", f"{first:.0%}", f"{control:.2f}"])
         numbers.setdefault("localisation", {})[label] = {
             "tokens": tokens, "grid": list(found.grid), "maps": found.maps.tolist(),
-            "sharpness": float(value),
-            "interval": list(interval), "own_patch_first": float(first), "images": trained.n_images}
+            "sharpness": float(value), "interval": list(interval), "share_kept": float(kept),
+            "own_patch_first": float(first), "images": trained.n_images}
     if rows:
-        page.table(["network", "sharpness", "own patch first", "sharpness, control"], rows)
+        page.table(["network", "sharpness", "share kept", "own patch first", "sharpness, control"], rows)

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from . import page, shapes, zoo
+from . import onepass, page, shapes, zoo
 from .onepass import Network, Results, field_maps, measure
 from .photos import load_photos
 from .rules import RULES, apply
@@ -173,9 +173,10 @@ def images(args: argparse.Namespace, size: int) -> tuple[Callable[[int], Tensor]
 
 
 def fingerprint(args: argparse.Namespace, nets: dict[str, Network], first: Tensor) -> str:
-    """What decides the numbers: settings, weights, images. So parts of another run are never taken."""
+    """What decides the numbers: settings, weights, images, code. So parts of another run are never taken."""
     settings = {key: str(value) for key, value in vars(args).items() if key not in ("out", "device")}
     digest = hashlib.sha256(json.dumps([settings, torch.__version__, timm.__version__]).encode())
+    digest.update(Path(onepass.__file__).read_bytes())
     for network in nets.values():
         for name, value in network.model.state_dict().items():
             digest.update(name.encode() + value.detach().cpu().numpy().tobytes())

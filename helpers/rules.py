@@ -1,16 +1,16 @@
 """The course's findings as rules that can be applied to any two networks.
 
-Each finding becomes one or a few contrasts, numbers that are positive when the paper is right. A contrast
-counts only by its margin: the smaller of itself and its excess over the untrained selves of the same
-networks, because an architecture alone already passes some of them. A finding holds when the 95 % interval of
-every margin lies above zero. Depths are shares of the network's blocks, so that a rule fits any number of
-them. Chapters 3 to 9 say why the claims are tested so.
+Each finding becomes a few margins, numbers that are all positive when the paper is right. Most are contrasts,
+and their excess over the untrained selves of the same networks, because an architecture alone already passes
+some of them. A finding holds when the 95 % interval of every margin lies above zero. Depths are shares of the
+network's blocks, so that a rule fits any number of them. Chapters 3 to 9 say why the claims are tested so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -23,17 +23,17 @@ from .verdict import Verdict, bootstrap, decide, every, verdict
 
 @dataclass(frozen=True)
 class Rule:
-    """One finding: what is claimed, how it is decided, and the contrasts (k,) of resampled results."""
+    """One finding: what is claimed, how it is decided, and the margins (k,) of resampled results."""
 
     finding: str
     claim: str
     rule: str
     paper: str
-    unit: str  # of the contrasts, and shown
+    unit: str  # of the smallest margin, and shown
     units: str  # what is resampled: "batches", "images" or "field images"
     needs: tuple[str, ...]  # measures that every network in it must admit
     pair: bool  # needs a transformer and a convolutional network, else a transformer alone
-    contrasts: Callable[[Sample, str, str | None], Tensor]
+    margins: Callable[[Sample, Sample, str, str | None], Tensor]  # of trained, untrained, transformer, other
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,12 @@ class Sample:
 
     def cka(self, x: str, y: str) -> Tensor:
         """CKA of the blocks of two networks, the similarity of the pixels regressed out: (Lx, Ly)."""
+        return self._all_layers[self.results.rows(x, True)][:, self.results.rows(y, True)]
+
+    @cached_property
+    def _all_layers(self) -> Tensor:
         total = self.results.sums("freed")
-        counts = None if self.index is None else _counts(self.index, len(total.images))
-        matrix = total.matrix(counts)
-        return matrix[self.results.rows(x, True)][:, self.results.rows(y, True)]
+        return total.matrix(None if self.index is None else _counts(self.index, len(total.images)))
 
     def mean(self, label: str, name: str) -> Tensor:
         values = self.results.each(label, name)
@@ -60,12 +62,15 @@ class Sample:
         maps = (maps if self.index is None else maps[self.index]).mean(0)  # (L, rows, columns)
         return radius(maps, centre="mass") / maps.shape[-1]
 
-    def sharpness(self, label: str) -> Tensor:
-        """How far the own patch stands out of the others, mean over tokens: ()."""
-        found = self.results.localisation(label)
-        counts = None if self.index is None else _counts(self.index, len(found.batches.images))
-        maps = found.batches.matrix(counts).unflatten(1, found.grid)
-        return sharpness(maps, self.results.tokens(label), relative=True).mean()
+    def sharpness(self, label: str, of: str = "tokens") -> Tensor:
+        """How far the own patch stands out of the others, mean over tokens (or copies of patches): ()."""
+        total, (tokens, grid) = self.results.sums(of, label), self.results.tokens(label)
+        counts = None if self.index is None else _counts(self.index, len(total.images))
+        return sharpness(total.matrix(counts).unflatten(1, grid), tokens).mean()
+
+    def kept(self, label: str) -> Tensor:
+        """Share of its place that a token keeps: its sharpness over that of copies of its own patch, ()."""
+        return self.sharpness(label) / self.sharpness(label, "copies")
 
 
 def apply(rule: Rule, trained: Results, untrained: Results, vit: str | None,
@@ -83,8 +88,7 @@ def apply(rule: Rule, trained: Results, untrained: Results, vit: str | None,
                 return f"{label}: {trained.networks[label].reasons['norms' if name == 'cls' else name]}"
 
     def margins(index=None) -> Tensor:
-        now, before = (rule.contrasts(Sample(results, index), vit, cnn) for results in (trained, untrained))
-        return torch.cat([now, now - before])  # (2k,)
+        return rule.margins(Sample(trained, index), Sample(untrained, index), vit, cnn)
 
     n = len(trained.fields[vit]) if rule.units == "field images" else (
         trained.n_images if rule.units == "images" else len(trained.parts))
@@ -102,8 +106,7 @@ def apply(rule: Rule, trained: Results, untrained: Results, vit: str | None,
         return verdict(rule.finding, rule.claim, float(values[weakest]), [float(end) for end in interval],
                        holds, rule.paper, trained.n_images if rule.units == "batches" else n, labels,
                        save=False, rule=rule.rule, unit=rule.unit, resampled=rule.units,
-                       contrasts=values[: len(values) // 2].tolist(),
-                       over_untrained=values[len(values) // 2 :].tolist())
+                       margins=values.tolist(), margins_low=low.tolist(), margins_high=high.tolist())
     except ValueError as error:
         return str(error)
 
@@ -145,17 +148,27 @@ def stage_sizes(names: list[str]) -> list[int]:
     return [stages.count(stage) for stage in dict.fromkeys(stages)]
 
 
+def over_untrained(contrasts: Callable[[Sample, str, str | None], Tensor]):
+    """Margins of contrasts (k,): themselves, and what they are above those of the untrained, (2k,)."""
+    def margins(now: Sample, before: Sample, vit: str, cnn: str | None) -> Tensor:
+        own = contrasts(now, vit, cnn)
+        return torch.cat([own, own - contrasts(before, vit, cnn)])
+    return margins
+
+
 def _uniform(sample: Sample, vit: str, cnn: str) -> Tensor:
     return (ends(sample.cka(vit, vit)) - ends(sample.cka(cnn, cnn)))[None]
 
 
-def _stages(sample: Sample, vit: str, cnn: str) -> Tensor:
-    network = sample.results.networks[cnn]
+def _stages(now: Sample, before: Sample, vit: str, cnn: str) -> Tensor:
+    network = now.results.networks[cnn]
     sizes = stage_sizes([network.layers[i] for i in network.blocks])
-    depth = len(sample.results.networks[vit].blocks)
+    depth = len(now.results.networks[vit].blocks)
     cuts = [round(depth * sum(sizes[:i]) / sum(sizes)) for i in range(len(sizes) + 1)]
     cut_vit = [b - a for a, b in zip(cuts, cuts[1:], strict=False) if b > a]
-    return (stage_contrast(sample.cka(cnn, cnn), sizes) - stage_contrast(sample.cka(vit, vit), cut_vit))[None]
+    m = now.cka(cnn, cnn)
+    gap = stage_contrast(m, sizes) - stage_contrast(now.cka(vit, vit), cut_vit)
+    return torch.stack([gap, ends(before.cka(cnn, cnn)) - ends(m)])
 
 
 def _cross(sample: Sample, vit: str, cnn: str) -> Tensor:
@@ -182,13 +195,14 @@ def _reach(sample: Sample, vit: str, cnn: str) -> Tensor:
 
 
 def _transition(sample: Sample, vit: str, cnn: str | None) -> Tensor:
-    gap = (sample.mean(vit, "cls") - sample.mean(vit, "patches")).mean(1)  # (L,), over branches
+    gap = sample.mean(vit, "cls") - sample.mean(vit, "patches")  # (L, branches)
     half = len(gap) // 2
-    return torch.stack([gap[:half].mean(), -gap[half:].mean()])
+    return torch.cat([gap[:half].mean(0), -gap[half:].mean(0)])
 
 
-def _location(sample: Sample, vit: str, cnn: str) -> Tensor:
-    return (sample.sharpness(vit) - sample.sharpness(cnn))[None]
+def _location(now: Sample, before: Sample, vit: str, cnn: str) -> Tensor:
+    left = [now.sharpness(label) / before.sharpness(label) for label in (vit, cnn)]
+    return torch.stack([now.kept(vit) - now.kept(cnn), left[0] - left[1]])
 
 
 MARGIN = "Each must be above 0, and above what the untrained networks show; the smallest margin is shown."
@@ -199,12 +213,13 @@ RULES = (
         "CKA between first and last third of the blocks, pixels regressed out, transformer minus "
         f"convolutional network. {MARGIN}",
         "ViT maps are uniform, ResNet maps are not (Figure 1).",
-        "CKA", "batches", (), True, _uniform),
+        "CKA", "batches", (), True, over_untrained(_uniform)),
     Rule(
         "grid-resnet",
-        "The convolutional network falls into stages, the transformer does not.",
-        "CKA within a stage minus CKA across stages at the same distance, convolutional network minus "
-        f"transformer cut at the same depths. {MARGIN}",
+        "The convolutional network falls into stages where the transformer does not; its ends are unlike.",
+        "Pixels regressed out: CKA within a stage minus CKA across stages at the same distance, "
+        "convolutional network minus transformer cut at the same depths, is above 0; and training lowers the "
+        "CKA of the convolutional network's ends. The smaller of the two is shown.",
         "ResNets split into stages (Figure 1).",
         "CKA", "batches", (), True, _stages),
     Rule(
@@ -214,35 +229,35 @@ RULES = (
         f"Three contrasts of the map between the two, pixels regressed out. {MARGIN}",
         "The lower half of a ResNet is like the lowest quarter of a ViT, the rest like the next third, the "
         "top third like nothing (Figure 2).",
-        "CKA", "batches", (), True, _cross),
+        "CKA", "batches", (), True, over_untrained(_cross)),
     Rule(
         "attention-distance",
         "Early blocks hold local and global heads side by side, late blocks only global ones.",
         "Mean attention distance as a share of even attention's, first against last sixth of the blocks: the "
         f"range of a block's heads shrinks, and the most local head grows. {MARGIN}",
         "Lowest layers attend locally and globally, highest only globally (Figure 3).",
-        "of even attention's distance", "images", ("distance",), False, _distance),
+        "of even attention's distance", "images", ("distance",), False, over_untrained(_distance)),
     Rule(
         "receptive-field",
         "At equal depth the transformer sees farther than the convolutional network.",
         "Radius that holds half of the receptive field, as a share of the image's width, in the first and in "
         f"the middle third of the blocks, transformer minus convolutional network. {MARGIN}",
         "Lower ViT layers have larger receptive fields than ResNet's (Figure 6).",
-        "of the width", "field images", ("fields",), True, _reach),
+        "of the width", "field images", ("fields",), True, over_untrained(_reach)),
     Rule(
         "norm-ratio-transition",
         "What the skip connection carries counts more for CLS in the first half of the blocks, and more for "
         "patches in the second.",
-        "Logarithm of the norm ratio, CLS minus patches (median), mean of both branches, first half; patches "
-        f"minus CLS in the second half. {MARGIN}",
+        "Logarithm (to base 2) of the norm ratio, CLS minus patches in the first half of the blocks, patches "
+        f"minus CLS in the second, attention and MLP each. {MARGIN}",
         "CLS has a high ratio in the first half, spatial tokens in the second (Figure 7).",
-        "in logarithms", "images", ("norms", "cls"), False, _transition),
+        "octaves", "images", ("norms", "cls"), False, over_untrained(_transition)),
     Rule(
         "localization",
-        "At the end the transformer's tokens still stand out at their own place, more than the convolutional "
-        "network's.",
-        "CKA of a last-block token with its own patch, in standard deviations of the other patches above "
-        f"their mean, transformer minus convolutional network. {MARGIN}",
+        "A token of the transformer's last block keeps more of its place than a position of the "
+        "convolutional network's.",
+        "Pixels regressed out: the share of its place that a token keeps is larger for the transformer, and "
+        "so is the share that training left of the untrained network's. The smaller difference is shown.",
         "ViT tokens are most similar to their own patch, ResNet's are less distinct (Figure 9).",
-        "standard deviations", "batches", ("tokens",), True, _location),
+        "as a share", "batches", ("tokens",), True, _location),
 )

@@ -140,6 +140,18 @@ def test_memory_of_a_part_does_not_hold_gram_matrices():
     assert sizes[0] == sizes[1] == 2 * (6 * 6 + 6 + 6)
 
 
+def test_copies_of_the_patches_keep_all_of_their_place():
+    """A network whose tokens are the patches themselves: convolution and untrained blocks aside, share kept is 1."""
+    images = torch.rand(16, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    args = report.arguments(["test_resnet", "--random-weights", *SETTINGS])
+    network = report.networks(args, True, 0, torch.device("cpu"))["test_resnet"]
+    network.look_at(images)
+    part = onepass.measure([network], images)
+    part["test_resnet"]["tokens"] = part["test_resnet"]["copies"]
+    sample = rules.Sample(onepass.Results({"test_resnet": network}, [part]))
+    assert sample.kept("test_resnet") == 1 and sample.sharpness("test_resnet") > 0.5
+
+
 def test_stage_contrast_of_a_block_map_and_of_a_smooth_one():
     stage = torch.tensor([0, 0, 0, 1, 1, 1, 1])
     at = torch.arange(7)
@@ -167,7 +179,7 @@ def test_a_rule_sets_the_trained_against_the_untrained():
             return self.values
 
     rule = rules.Rule("attention-distance", "claim.", "rule", "paper", "px", "images", ("distance",), False,
-                      lambda sample, vit, cnn: sample.mean(vit, "x")[None])
+                      rules.over_untrained(lambda sample, vit, cnn: sample.mean(vit, "x")[None]))
     outcome = [rules.apply(rule, Fake(0), Fake(shift), "v", None) for shift in (-1, 0, 1)]
     assert all(isinstance(found, Verdict) for found in outcome)
     assert [found.holds for found in outcome] == [True, False, False]
