@@ -217,6 +217,9 @@ def _fields(rng):
     middle[3, 3] = 2
     yield "everything in the middle pixel", (middle,)
     yield "the same value everywhere", (np.full((12, 12), 0.25),)
+    half = np.zeros((9, 9))
+    half[4, 4], half[0, 0], half[8, 8] = 2, 1, 1
+    yield "exactly half in the middle pixel", (half,)
     yield "a field whose peak lies off the middle", (bump(17, 17, 2, 3, -2),)
     ring = (np.abs(_steps(np.zeros((21, 21))) - 7) < 0.8) * 0.125
     yield "a ring", (ring,)
@@ -245,6 +248,7 @@ radius = Check(
             lambda field: _radius(field, 0.5, field.shape[0] // 2, field.shape[1] // 2),
             lambda field: _radius(field, 0.5, (field.shape[0] - 1) // 2, (field.shape[1] - 1) // 2),
         ),
+        "more than half was asked for: at least half is enough": lambda field: _radius(field, 0.500001),
         "the radius is squared: a root is missing": lambda field: _radius(field) ** 2,
         "you measured from the peak; the middle of the image was asked for": lambda field: _radius(
             field, 0.5, *_peak(field)
@@ -279,10 +283,10 @@ radius = Check(
     },
     {
         "a multiple of the field gives another result: compare with its own sum": lambda field: (field * 3,),
-        "the field upside down gives another result: is your middle in the middle?": lambda field: (
+        "upside down gives another result: is the middle right, do ties count together?": lambda field: (
             field[::-1].copy(),
         ),
-        "the field mirrored gives another result: is your middle in the middle?": lambda field: (
+        "mirrored gives another result: is the middle right, do ties count together?": lambda field: (
             field[:, ::-1].copy(),
         ),
     },

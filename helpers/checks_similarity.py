@@ -188,6 +188,7 @@ hsic = Check(
         "K was used twice; L plays no part": lambda K, L: _hsic(K, K),
     },
     _RULES,
+    "both sides are centred and treated alike, so look at factors and divisors",
 )
 
 
@@ -265,8 +266,9 @@ hsic1 = Check(
             K + np.diag(np.arange(5, 5 + len(K))),
             L + np.diag(np.arange(9, 9 + len(K))),
         ),
-        **_RULES,
+        **{hint.replace("is not centred", "counts with its mean"): rule for hint, rule in _RULES.items()},
     },
+    "diagonals and means are gone, so look at factors and divisors",
 )
 
 
