@@ -97,6 +97,8 @@ def write(title: str, facts: dict, trained: Results, untrained: Results, finding
 
 def _shown(value, interval) -> str:
     low, high = map(float, interval)
+    if value != value:
+        return "no response to these images"
     return f"{float(value):.2f}" + (f" ({low:.2f} to "
                                     f"{high:.2f})" if low <= high else " (too few images to tell)")
 

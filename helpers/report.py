@@ -64,8 +64,8 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--layers", choices=("block", "fine"), default="block")
     parser.add_argument("--field-images", type=int, default=32, 
                         help="images for receptive fields (default 32)")
-    parser.add_argument("--field-draws", type=int, default=2, 
-                        help="activations drawn for each image and block (default 2)")
+    parser.add_argument("--field-draws", type=int, default=4,
+                        help="activations drawn for each image and block (default 4)")
     parser.add_argument("--device", help="default: a GPU where there is one")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("report.html"))

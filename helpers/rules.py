@@ -191,7 +191,8 @@ def _distance(sample: Sample, vit: str, cnn: str | None) -> Tensor:
 def _reach(sample: Sample, vit: str, cnn: str) -> Tensor:
     x, y = sample.radii(vit), sample.radii(cnn)
     thirds = (0, 1 / 3), (1 / 3, 2 / 3)
-    return torch.stack([x[_share(x, *third)].mean() - y[_share(y, *third)].mean() for third in thirds])
+    # a block none of whose drawn units responded to the images drawn has no field: NaN
+    return torch.stack([x[_share(x, *third)].nanmean() - y[_share(y, *third)].nanmean() for third in thirds])
 
 
 def _transition(sample: Sample, vit: str, cnn: str | None) -> Tensor:
