@@ -81,9 +81,11 @@ $(TESTER): | $(READER)
 
 # nbgrader, apart from what readers need: an environment that sees the course's packages and adds its own
 purelib = $$($(1) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+SEES := import os, site; site.addsitedir("%s"); os.environ.setdefault("JUPYTER_PATH", "%s")\n
 $(GRADER): | $(READER)
 	@rm -rf $(TEACHER); $(PY) -m venv $(TEACHER)
-	@echo "import site; site.addsitedir('$(call purelib,$(PY))')" > "$(call purelib,$(TEACHER)/bin/python)/course.pth"
+	@printf '$(SEES)' "$(call purelib,$(PY))" "$(CURDIR)/$(VENV)/share/jupyter" \
+		> "$(call purelib,$(TEACHER)/bin/python)/course.pth"
 	@$(TEACHER)/bin/python -m pip install -q $(LOCKED) -r notebooks/assignments/requirements.txt
 	@touch $@
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "notebooks" / "assignments"
 SOURCES = sorted(FOLDER.glob("ps*.ipynb"))
 TEACHER = ROOT / ".venv-teacher" / "bin"
-SEED = 271828
+SEED = 31415926535  # long enough to be found by chance in no checksum
 sources = pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.stem)
 
 
@@ -75,11 +75,13 @@ WRONG = {
     "hsic1": "def hsic1(K, L):\n    n = len(K)\n    return (K * L).sum() / (n * (n - 3))",
 }
 LOOPS = {"first_share": "def first_share(x):\n    while True:\n        pass"}
-TAMPERED = {"setup": """
-from helpers import checking, checks
+TAMPERED = """
+from helpers import checking
 checking.Check.hint = lambda *args, **more: ""
 checking.Check.require = lambda *args, **more: None
-"""}
+checking._close = lambda *args, **more: True
+np.allclose = torch.allclose = lambda *args, **more: True
+"""
 MARKS = {"right": 20, "half": 7, "wrong": 4, "endless": 18, "tampering": 0, "empty": 0}  # of 20 marked by machine
 
 
@@ -91,7 +93,7 @@ def submissions(release):
         "half": {id: tasks[id] for id in ("centred_gram", "hsic", "first_share")},
         "wrong": tasks | WRONG,
         "endless": tasks | LOOPS,
-        "tampering": TAMPERED | {id: f"def {id}(*args):\n    return 0.5" for id in tasks if not id.startswith("answer")},
+        "tampering": {id: f"{TAMPERED}\ndef {id}(*args):\n    return 0.5" for id in tasks if not id.startswith("answer")},
         "empty": {},
     }
     for student, changed in answers.items():

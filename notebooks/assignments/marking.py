@@ -8,12 +8,15 @@ from traitlets import Integer
 BEGIN, END = "### BEGIN HIDDEN TESTS", "### END HIDDEN TESTS"
 HIDDEN = re.compile(f"{BEGIN}\n(.*?)\n{END}", re.DOTALL)
 
-# The checkers as they are on disk, whatever the cells above did to those in memory
+# The checkers as they are on disk, whatever the cells above did to those in memory; they and what compares
+# numbers must still reject what is wrong
 FRESH = """import importlib, sys
+import torch
 for _name in [name for name in sys.modules if name.startswith("helpers.check")]:
     del sys.modules[_name]
 checks = importlib.import_module("helpers.checks")
-assert checks.centring.hint(lambda n: None), "the checkers were tampered with"
+assert checks.centring.hint(lambda n: [[0.0] * n] * n), "the checkers were tampered with"
+assert not torch.allclose(torch.ones(2), torch.zeros(2)), "torch was tampered with"
 """
 
 
