@@ -126,10 +126,10 @@ def _weights(args, label: str, name: str, options: dict, random: bool, seed: int
     file = args.checkpoint.get(label)
     lab = name in {card.name for card in zoo.cards()} and not file
     try:
-        if random:  # with open branches: timm starts those of ResNets at exactly nothing
+        if random:  # with open branches: timm starts those of ResNets at exactly nothing, LayerScale near it
             if "resnet" in name and (lab or _takes(name, zero_init_last=False)):
                 options["zero_init_last"] = False
-            return zoo.load(name, random=True, seed=seed, **options)
+            return zoo.open_branches(zoo.load(name, random=True, seed=seed, **options))
         if not file:
             return zoo.load(name, **options)
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,9 @@ import timm
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from timm.models._efficientnet_builder import decode_arch_def
+from timm.models.efficientnet import EfficientNet
+from timm.models.mlp_mixer import MlpMixer
 from timm.models.resnet import Bottleneck, ResNet
 from torch import nn
 
@@ -23,7 +27,13 @@ from .shapes import SHAPES, TEXTURES
 from .skips import remove_skip
 
 WEIGHTS = Path(__file__).parent / "weights"
+LAYER_SCALE = re.compile(r"gamma(_\w+|\d)?")  # timm's names of LayerScale's parameters, in ViTs and elsewhere
 OUTPUTS = len(SHAPES) + len(TEXTURES)  # a lab model's logits: shape first, then background texture
+# EfficientNet-B0's seven stages in timm's notation: block, repeats, kernel, stride, expansion, channels (about
+# 0.4 times B0's), squeeze-and-excitation. Strides are such that stages work at 32, 16, 8 and 4 px.
+EFFNET = [["ds_r1_k3_s1_e1_c8_se0.25"], ["ir_r2_k3_s2_e6_c16_se0.25"], ["ir_r2_k5_s2_e6_c16_se0.25"],
+          ["ir_r3_k3_s2_e6_c32_se0.25"], ["ir_r3_k5_s1_e6_c48_se0.25"], ["ir_r4_k5_s1_e6_c72_se0.25"],
+          ["ir_r1_k3_s1_e6_c128_se0.25"]]
 
 
 class StandardisingConv2d(nn.Conv2d):
@@ -66,6 +76,8 @@ def build(kind: str, *, seed: int = 0, heads: int = 4, pool: str = "token", cut:
     `cut` is a block without the skip connection of `branch` ("attn", "mlp" or "both").
     kind "resnet": timm's bottleneck ResNet of 3-4-6-3 units (ResNet-50's), narrower, with a
     stride-1 stem and no pooling after it, so that its stages work at 32, 16, 8 and 4 px.
+    kind "mixer": timm's MLP-Mixer, 12 blocks of width 64 on the ViT's 8 x 8 tokens.
+    kind "effnet": timm's EfficientNet with B0's 16 units in 7 stages, narrower, with a stride-1 stem.
     Other kinds are timm names, built for 32-pixel images with `options`.
     """
     with torch.random.fork_rng(devices=[]):
@@ -83,6 +95,12 @@ def build(kind: str, *, seed: int = 0, heads: int = 4, pool: str = "token", cut:
             model.conv1 = nn.Conv2d(3, 64, 3, stride=1, padding=1, bias=False)
             nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
             model.maxpool = nn.Identity()
+        elif kind == "mixer":
+            model = MlpMixer(num_classes=OUTPUTS, img_size=32, patch_size=4, num_blocks=12, embed_dim=64, **options)
+        elif kind == "effnet":
+            model = EfficientNet(decode_arch_def(EFFNET), num_classes=OUTPUTS, num_features=256, stem_size=16,
+                                 act_layer=nn.SiLU, **options)
+            model.conv_stem.stride = (1, 1)
         else:
             model = timm.create_model(kind, num_classes=OUTPUTS, **options)
         name, first = next((n, m) for n, m in model.named_modules() if isinstance(m, nn.Conv2d))
@@ -133,6 +151,19 @@ def load(name: str, checkpoint: str | Path | None = None, random: bool = False, 
             "Ways on: connect to the network once (they are kept in the cache), "
             f"load({name!r}, checkpoint=FILE), or, knowing that it is untrained, load({name!r}, random=True)."
         ) from error
+
+
+def open_branches(model: nn.Module) -> nn.Module:
+    """Set every learned scale of a residual branch (LayerScale) to 1, in place; returns the model.
+
+    Many large ViTs start these scales at 1e-5 or 1e-6, so that an untrained block passes on its input and
+    next to nothing else. As a control that is a network without branches; with scales of 1 it has them.
+    """
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if LAYER_SCALE.fullmatch(name):
+                parameter.data.fill_(1)
+    return model
 
 
 def transform(model: nn.Module, size: int | tuple[int, int] | None = None, mean=None, std=None):

@@ -163,3 +163,13 @@ def test_stored_in_half_precision_only_where_no_prediction_changes(weights):
     kinds = {v.dtype for k, v in stored.items() if v.is_floating_point() and "running" not in k}
     said = CARDS and json.loads((weights / "small.json").read_text())["stored_as"]
     assert kinds == ({torch.float16} if said == "float16" else {torch.float32})
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "convnext_atto", "beit_base_patch16_224"])
+def test_open_branches_have_scales_of_one_and_keep_all_else(name):
+    options = {"init_values": 1e-5} if "vit" in name else {"depth": 1} if "beit" in name else {}
+    model = zoo.load(name, random=True, **options)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    changed = {key for key, value in zoo.open_branches(model).state_dict().items() if not torch.equal(value, before[key])}
+    assert changed and all("gamma" in key for key in changed)
+    assert all((model.state_dict()[key] == 1).all() for key in before if "gamma" in key)
