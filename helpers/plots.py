@@ -460,6 +460,49 @@ def dots_with_intervals(
     return figure
 
 
+@_figure
+def scorecard(groups: Mapping[str, Mapping[str, object]], title: str = ""):
+    """Findings in groups, one row each: {group: {name: (value, low, high, holds), or a reason why not}}.
+
+    Every row runs over its own range with zero in the middle, since units differ: what counts is the side of
+    the line and the length of the interval. Numbers stand beside it; a row without them says "not measured".
+    """
+    lines = [(None, group, None) for group in groups]
+    for group, rows in reversed(list(groups.items())):
+        at = lines.index((None, group, None)) + 1
+        lines[at:at] = [(name, group, row) for name, row in rows.items()]
+    if not any(name for name, _, _ in lines):
+        raise ValueError("scorecard needs at least one finding")
+    figure, axes = _axes(height=0.7 + 0.27 * len(lines))
+    axis, shown = axes[0, 0], []
+    for y, (name, group, row) in enumerate(lines):
+        if name is None:
+            axis.text(-0.02, y, group, transform=axis.get_yaxis_transform(), ha="right", va="center",
+                      fontweight="bold", fontsize=10)
+            continue
+        if isinstance(row, str):
+            axis.axhspan(y - 0.45, y + 0.45, facecolor="#EEEEEE", zorder=0)
+            _beside(axis, y, "not measured", GREY)
+            continue
+        value, low, high, holds = row
+        _, marker, colour, face = _MARKS[holds]
+        reach = max(abs(low), abs(value), abs(high)) or 1.0
+        axis.plot([low / reach, high / reach], [y, y], color=colour, linewidth=3, solid_capstyle="butt",
+                  alpha=0.6)
+        axis.plot(value / reach, y, marker=marker, color=colour, markerfacecolor=face, markersize=8)
+        axis.text(1.02, y, f"{value:.2g} [{low:.2g}, {high:.2g}]", color=colour, fontsize=9, va="center",
+                  transform=axis.get_yaxis_transform())
+        shown.append(holds)
+    named = [y for y, (name, _, _) in enumerate(lines) if name]
+    axis.set_yticks(named, [lines[y][0] for y in named], fontsize=9)
+    axis.tick_params(axis="y", length=0)
+    axis.axvline(0, color=GREY, linestyle=(0, (2, 2)), linewidth=1.2, zorder=1)
+    axis.set(xlim=(-1.1, 1.1), xticks=[], ylim=(len(lines) - 0.5, -0.5), title=title,
+             xlabel="against ←  0  → for the claim")
+    _explain_marks(axis, shown, always=True)
+    return figure
+
+
 def _each_to_own_range(values, intervals, controls):
     """Each row's numbers mapped so that its smallest is 0 and its largest 1."""
     rows = np.column_stack([values, intervals, controls])  # (k, 4)
@@ -476,11 +519,12 @@ _MARKS = {  # what a verdict's row looks like: name, marker, colour, fill
 }
 
 
-def _explain_marks(axis, holds, controls):
+def _explain_marks(axis, holds, controls=np.nan, always=False):
     """A legend of the marks in use, below the figure; none when there is nothing to tell apart."""
     from matplotlib.lines import Line2D
 
-    shown = [mark for verdict, mark in _MARKS.items() if verdict in holds] if len(set(holds)) > 1 else []
+    several = always or len(set(holds)) > 1
+    shown = [mark for verdict, mark in _MARKS.items() if verdict in holds] if several else []
     if np.isfinite(controls).any():
         shown.append(("control", "D", GREY, "white"))
     handles = [Line2D([], [], linestyle="", marker=marker, color=colour, markerfacecolor=face, label=name)

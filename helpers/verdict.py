@@ -205,6 +205,23 @@ def load_results(folder: str | Path | None = None) -> dict[str, Verdict]:
     return {finding: found[finding] for finding in FINDINGS if finding in found}
 
 
+def load_findings(folder: str | Path | None = None) -> dict[str, Verdict | str]:
+    """All findings of the course, in the order of the chapters: each one's verdict, or why there is none.
+
+    Nothing is raised for a file that is missing or spoilt, nor for a folder that is: the reason, a sentence,
+    stands in the verdict's place.
+    """
+    folder = Path(folder) if folder is not None else results_folder()
+    found: dict[str, Verdict | str] = {}
+    for finding in FINDINGS:
+        path = folder / f"{finding}.json"
+        try:
+            found[finding] = _read(path) if path.exists() else f"there is no {path.name}: run its chapter"
+        except ValueError as error:
+            found[finding] = str(error)
+    return found
+
+
 def results_folder() -> Path:
     """`notebooks/results` of the course around the working folder, else of the one this module is part of;
     where there is neither, `results` in the working folder."""
@@ -251,6 +268,12 @@ def _checked(given: dict) -> Verdict:
     for key in ("claim", "paper"):
         if not isinstance(given[key], str) or not given[key].strip():
             raise ValueError(f"{name}: {key} must be a sentence; got {given[key]!r}")
+    if not isinstance(given["rule"], str):
+        raise ValueError(f"{name}: rule must be a sentence; got {given['rule']!r}")
+    control = given["control"]
+    controls = control.values() if isinstance(control, dict) else [] if control is None else [control]
+    if not all(map(_is_number, controls)):
+        raise ValueError(f"{name}: control must be a number, or numbers by name; got {control!r}")
     models = given["models"]
     if not isinstance(models, list) or not models or not all(isinstance(model, str) for model in models):
         raise ValueError(f"{name}: models must name at least one model; got {models!r}")

@@ -55,6 +55,8 @@ FIGURES = {
     "norm_ratio_curves_without_cls": lambda: p.norm_ratio_curves(None, RNG.uniform(1, 5, (12, 2))),
     "lines_with_band": lambda: p.lines_with_band({"a": BAND, "b": CURVE}, "block", "accuracy", level=0.1),
     "dots_with_intervals": lambda: p.dots_with_intervals(["a", "b"], [0.3, 5], [[0.2, 0.4], [4, 6]], "CKA"),
+    "scorecard": lambda: p.scorecard({"One": {"a": (0.3, 0.2, 0.4, True), "b": (-5, -6, 1, None)},
+                                      "Two": {"c": "there is no c.json", "d": (-2, -3, -1, False)}}),
 }
 
 
@@ -193,6 +195,19 @@ def test_each_row_may_run_over_its_own_range():
     values = [line.get_xdata()[0] for line in figure.axes[0].get_lines() if line.get_marker() == "o"]
     assert values == pytest.approx([(14 - 12) / (16 - 12), 0.5])
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["holds", "undecided", "control"]
+
+
+def test_scorecard_shows_each_group_and_says_what_was_not_measured():
+    axis = FIGURES["scorecard"]().axes[0]
+    texts = [text.get_text() for text in axis.texts]
+    assert [text for text in texts if text in ("One", "Two")] == ["One", "Two"]
+    assert texts.count("not measured") == 1 and "0.3 [0.2, 0.4]" in texts
+    assert [label.get_text() for label in axis.get_yticklabels()] == list("abcd")
+    assert list(axis.get_yticks()) == [1, 2, 4, 5]  # the groups' own lines are 0 and 3
+    for line in axis.lines:
+        assert np.abs(line.get_xdata()).max() <= 1
+    with pytest.raises(ValueError, match="at least one finding"):
+        p.scorecard({"empty": {}})
 
 
 def test_the_token_is_marked_on_its_patch():

@@ -197,6 +197,11 @@ def change(**changes):
     (change(value="high"), "contradicts itself"),
     (change(interval=None), "contradicts itself"),
     (change(holds="maybe"), "contradicts itself"),
+    (change(rule=3), "rule must be a sentence"),
+    (change(control="high"), "control must be a number"),
+    (change(control={"untrained": None}), "control must be a number"),
+    (change(n_images="many"), "n_images must be a whole number"),
+    (lambda text: text.replace('"claim": "', '"claim": NaN, "was": "'), "claim is nan"),
     (change(finding="grid-resnet"), "not a finding of that name"),
 ])
 def test_malformed_files_are_named(tmp_path, spoil, words):
@@ -212,6 +217,19 @@ def test_missing_folder_and_missing_findings(tmp_path):
     with pytest.raises(ValueError, match="run the chapters first"):
         v.load_results(tmp_path / "nowhere")
     assert v.load_results(tmp_path) == {}
+
+
+def test_every_finding_has_its_verdict_or_the_reason_why_there_is_none(tmp_path):
+    say(tmp_path)
+    (tmp_path / "grid-resnet.json").write_text("")
+    (tmp_path / "cross-model.json").mkdir()
+    found = v.load_findings(tmp_path)
+    assert tuple(found) == v.FINDINGS
+    assert isinstance(found["uniform-vit"], v.Verdict)
+    assert "grid-resnet.json cannot be read as JSON" in found["grid-resnet"]
+    assert "cross-model.json cannot be read" in found["cross-model"]
+    assert all("run its chapter" in found[finding] for finding in v.FINDINGS[3:])
+    assert all("run its chapter" in reason for reason in v.load_findings(tmp_path / "nowhere").values())
 
 
 def test_a_verdict_needs_no_torch_and_no_matplotlib():
