@@ -473,7 +473,7 @@ def scorecard(groups: Mapping[str, Mapping[str, object]], title: str = ""):
         lines[at:at] = [(name, group, row) for name, row in rows.items()]
     if not any(name for name, _, _ in lines):
         raise ValueError("scorecard needs at least one finding")
-    figure, axes = _axes(height=0.7 + 0.27 * len(lines))
+    figure, axes = _axes(height=0.7 + 0.29 * len(lines))
     axis, shown = axes[0, 0], []
     for y, (name, group, row) in enumerate(lines):
         if name is None:
@@ -490,11 +490,11 @@ def scorecard(groups: Mapping[str, Mapping[str, object]], title: str = ""):
         axis.plot([low / reach, high / reach], [y, y], color=colour, linewidth=3, solid_capstyle="butt",
                   alpha=0.6)
         axis.plot(value / reach, y, marker=marker, color=colour, markerfacecolor=face, markersize=8)
-        axis.text(1.02, y, f"{value:.2g} [{low:.2g}, {high:.2g}]", color=colour, fontsize=9, va="center",
+        axis.text(1.02, y, f"{value:.2g} [{low:.2g}, {high:.2g}]", color=colour, fontsize=10, va="center",
                   transform=axis.get_yaxis_transform())
         shown.append(holds)
     named = [y for y, (name, _, _) in enumerate(lines) if name]
-    axis.set_yticks(named, [lines[y][0] for y in named], fontsize=9)
+    axis.set_yticks(named, [lines[y][0] for y in named], fontsize=10)
     axis.tick_params(axis="y", length=0)
     axis.axvline(0, color=GREY, linestyle=(0, (2, 2)), linewidth=1.2, zorder=1)
     axis.set(xlim=(-1.1, 1.1), xticks=[], ylim=(len(lines) - 0.5, -0.5), title=title,
