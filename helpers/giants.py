@@ -44,8 +44,8 @@ class Giants:
     facts: dict  # "images", "source", "prefix": tokens before the patches
 
 
-def measure(source: str | Path, photos: str | Path | None = None, n: int = 256, field_images: int = 32,
-            field_draws: int = 2, folder: str | Path | None = None, options: tuple[str, ...] = ()) -> Giants:
+def measure(source: str | Path, photos: str | Path | None = None, n: int = 128, field_images: int = 16,
+            field_draws: int = 1, folder: str | Path | None = None, options: tuple[str, ...] = ()) -> Giants:
     """Measure both networks of `source` and their untrained selves on photographs.
 
     source: "hub" (timm's weights, fetched when they are not in the cache) or a folder. photos: a folder of
@@ -59,7 +59,8 @@ def measure(source: str | Path, photos: str | Path | None = None, n: int = 256, 
     device = report.device_for(args.device)
     trained = report.networks(args, args.random_weights, 0, device)
     batch_of, n, what = report.images(args, args.size or 224)
-    keep = Path(folder or Path(tempfile.gettempdir()) / "giants.parts") / report.fingerprint(args, trained, batch_of(0))
+    folder = Path(folder or Path(tempfile.gettempdir()) / "giants.parts")
+    keep = folder / report.fingerprint(args, trained, batch_of(0))
     first = report.group("networks", trained, args, batch_of, n, keep)
     control = report.group("controls", report.networks(args, True, 1, device), args, batch_of, n, keep)
     vit, batches = trained[VIT], range(-(-min(N_NORMS, n) // args.batch))
@@ -117,9 +118,9 @@ def save(giants: Giants, path: str | Path) -> None:
         for label, maps in results.fields.items():
             arrays[f"{group}/fields/{label}"] = _halves(maps)
         for i, part in enumerate(results.parts):
-            arrays |= {f"{group}/{i}/{name}": np.asarray(value, np.int64 if np.ndim(value) == 0 else np.float32)
-                       for name, value in _flat(part) if "grid" not in name and
-                       not (group == "untrained" and "copies" in name)}  # of patches: the same in both groups
+            arrays |= {f"{group}/{i}/{name}": np.asarray(value, np.float32) for name, value in _flat(part)
+                       if "grid" not in name and not (group == "untrained" and "copies" in name)}
+            # copies are of patches, so the same in both groups
             facts.setdefault("grids", {label: list(part[label]["grid"]) for label in results.networks
                                        if "grid" in part[label]})
     np.savez_compressed(path, facts=np.array(json.dumps(facts)), **arrays)
