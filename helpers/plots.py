@@ -322,6 +322,27 @@ def pair_cloud(first, second, xlabel: str, ylabel: str, most: int = 4000, title:
     return figure
 
 
+@_figure
+def confusions(shares: Mapping[str, object], classes: Sequence[str], title: str = ""):
+    """What a probe calls the images of each class: {name: (c, c)}, a row a true class that sums to 1."""
+    if not shares:
+        raise ValueError("confusions needs at least one matrix")
+    figure, axes = _panels(len(shares), 2, 1.3, room=0.8)  # the classes' names stand upright below
+    for k, (axis, (name, values)) in enumerate(zip(axes, shares.items(), strict=True)):
+        values = _array(values, 2, "a confusion matrix")
+        if values.shape != (len(classes), len(classes)):
+            raise ValueError(f"{len(classes)} classes need a matrix of as many, not {values.shape}")
+        image = _heat(axis, values, origin="upper", aspect="equal")
+        axis.set_xticks(range(len(classes)), classes, rotation=90)
+        axis.set_yticks(range(len(classes)), [""] * len(classes) if k % 2 else classes)
+        axis.set_xlabel("named")
+        axis.set_ylabel("" if k % 2 else "true")
+        axis.set_title(name, fontsize=11)
+    figure.colorbar(image, ax=figure.axes, label="share of the row's images", shrink=0.6)
+    figure.suptitle(title)
+    return figure
+
+
 # ---------------------------------------------------------------- curves and dots
 
 def _name_ends(axis, ends):

@@ -38,6 +38,7 @@ FIGURES = {
     "reach": lambda: p.reach(torch.rand(3, 32, 32), {"a": (4, 8, 20, 40), "b": (0, 0, 32, 32)}, grid=4),
     "gram_matrices": lambda: p.gram_matrices({"a": np.eye(6), "b": RNG.normal(size=(6, 6))}, list("xxyyyz")),
     "pair_cloud": lambda: p.pair_cloud(RNG.normal(size=(9, 9)), np.ones((9, 9)), "one layer", "another"),
+    "confusions": lambda: p.confusions({"a": np.eye(3), "b": np.full((3, 3), 1 / 3)}, ["disk", "ring", "bar"]),
     "cka_heatmap": lambda: p.cka_heatmap(comparison(), title="ViT against ResNet"),
     "cka_maps": lambda: p.cka_maps({"one": comparison(), "two": comparison()}, title="two"),
     "cka_pair": lambda: p.cka_pair(*(comparison(VIT, VIT) for _ in range(3))),
@@ -151,6 +152,14 @@ def test_pair_cloud_shows_each_pair_once_and_no_image_with_itself():
     assert axis.get_lines()[0].get_ydata().tolist() == [2, 6]
 
 
+def test_confusions_have_true_classes_in_rows_from_above_and_one_scale():
+    axis, *_ = p.confusions({"a": [[1, 0], [0.25, 0.75]]}, ["disk", "ring"]).axes
+    image, = images(axis)
+    assert image.get_clim() == (0, 1) and image.get_array()[1].tolist() == [0.25, 0.75]
+    assert axis.yaxis_inverted() and [t.get_text() for t in axis.get_yticklabels()] == ["disk", "ring"]
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("named", "true")
+
+
 def test_closest_depth_is_the_largest_in_each_row_ignoring_nan():
     values = np.zeros((3, 5))
     values[0, 4] = values[1, 2] = values[2, 0] = 0.9
@@ -230,6 +239,7 @@ def test_each_field_is_drawn_over_its_own_largest_value():
     (lambda: p.cka_heatmap(np.eye(2), ["a"], ["b", "c"]), "as many names; got 1 and 2"),
     (lambda: p.cka_maps({}), "at least one map"),
     (lambda: p.gram_matrices({}, []), "at least one matrix"),
+    (lambda: p.confusions({"a": np.eye(2)}, ["x"]), "1 classes need"),
     (lambda: p.gram_matrices({"a": np.eye(3)}, ["x"]), "1 groups need"),
     (lambda: p.reach(np.zeros((8, 8)), {"a": (0, 0, 1, 1)}), "3 dimensions"),
     (lambda: p.lines_with_band({}, "x", "y"), "at least one curve"),
