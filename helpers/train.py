@@ -41,6 +41,7 @@ class Recipe:
 
     model: dict  # arguments of zoo.build
     cycles: tuple[int, ...]  # one warm-up and cosine each; a checkpoint is written at the end of each
+    start: str | None = None  # the checkpoint to go on from, with a new optimiser; None: from untrained weights
     distinct: int | None = None  # train on so many images, repeated; None: never the same image twice
     seed: int = 1
     batch: int = 64
@@ -58,14 +59,17 @@ VIT = Recipe({"kind": "vit"}, cycles=(128_000,))
 RESNET = Recipe({"kind": "resnet"}, cycles=(64_000,), rate=2e-3)
 
 RECIPES: dict[str, Recipe] = {
-    "vit": replace(VIT, cycles=(128_000, 256_000, 512_000, 1_024_000)),
+    "vit": VIT,
     "vit-b": replace(VIT, seed=2),
+    "vit-long": replace(VIT, start="vit", seed=3, cycles=(256_000, 512_000, 1_024_000)),  # other fresh images
     "resnet": RESNET,
     "resnet-b": replace(RESNET, seed=2),
     "vit-gap": replace(VIT, model={"kind": "vit", "pool": "avg"}),
     **{f"vit-{n // 1000}k": replace(VIT, distinct=n) for n in (1_000, 10_000, 100_000)},
     **{f"vit-cut-{i}": replace(VIT, model={"kind": "vit", "cut": i}) for i in (1, 6, 10)},
     **{f"resnet-{n // 1000}k": replace(RESNET, distinct=n) for n in (1_000, 10_000)},
+    "mixer": replace(VIT, model={"kind": "mixer"}),
+    "effnet": replace(RESNET, model={"kind": "effnet"}),
 }
 
 
@@ -81,8 +85,11 @@ class Run:
 
     @classmethod
     def start(cls, recipe: Recipe, device: str) -> Run:
-        model = zoo.build(**recipe.model, seed=recipe.seed).to(device)
-        if recipe.model["kind"] != "vit":
+        model = zoo.build(**recipe.model, seed=recipe.seed)
+        if recipe.start:
+            model.load_state_dict(zoo.load(recipe.start).state_dict())
+        model = model.to(device)
+        if recipe.model["kind"] in ("resnet", "effnet"):
             model = model.to(memory_format=torch.channels_last)
         plain, decayed = [], []
         for name, p in model.named_parameters():
@@ -137,10 +144,8 @@ def train(name: str, recipe: Recipe, resume: bool = False, weights: Path = zoo.W
         if finished or time.monotonic() - last_save > 60:
             now = time.process_time()
             run.seconds, clock, last_save = run.seconds + now - clock, now, time.monotonic()
-            for end in finished:
+            if finished:
                 export(name, recipe, run, weights)
-                if end == ends[0] != ends[-1]:  # what the shorter runs are compared with
-                    export(f"{name}-short", recipe, run, weights)
             run.save(saved)
     bar.close()
     return run
