@@ -160,15 +160,18 @@ def measure(f: Callable[..., Tensor | float], *comparisons: Comparison, level: f
 def compare(model_x: nn.Module, model_y: nn.Module, batches, layers_x: Iterable[str] | None = None,
             layers_y: Iterable[str] | None = None, unbiased: bool = True, progress: bool = False,
             transforms: tuple = (None, None), kernel: str = "linear", deconfound: bool = False,
-            permute_y: int | None = None) -> Comparison:
+            permute_y: int | None = None, fast: bool = False) -> Comparison:
     """CKA of every layer of one model with every layer of another, in one pass over the batches.
 
     `layers_x`, `layers_y`: names, by default every block in forward order (or x's, for a model with itself).
     `transforms`: what turns the batches' images into each model's input. `deconfound` takes the similarity of
     the pixels out first (`grams.deconfound`). `permute_y`: a seed to shuffle the images of model_y within
-    each batch, a baseline of no similarity. Both models see the same batch at the same time, so a shuffled
-    loader is safe; a model compared with itself runs once. Batches too small for the estimator are left out
-    with a warning, and so are named layers that are constant over the images (NaN in their row or column).
+    each batch, a baseline of no similarity. `fast`: the networks run in bfloat16 where the processor has it
+    (`record.run`), in about half the time and with values off by up to some thousandths, or more in layers
+    that hardly differ between images: measured in the book's page on benchmarks. Both models see the same
+    batch at the same time, so a shuffled loader is safe; a model compared with itself runs once. Batches too
+    small for the estimator are left out with a warning, and so are named layers that are constant over the
+    images (NaN in their row or column).
     """
     layers_x, layers_y = (None if names is None else checked(names) for names in (layers_x, layers_y))
     transforms = transforms or (None, None)
@@ -186,11 +189,12 @@ def compare(model_x: nn.Module, model_y: nn.Module, batches, layers_x: Iterable[
         if layers_y is None:
             layers_y = layers_x if alone else layers(model_y, images=input_y)
         if alone:
-            kept = _grams(model_x, input_x, list(dict.fromkeys([*layers_x, *layers_y])), kernel)
+            names = list(dict.fromkeys([*layers_x, *layers_y]))
+            kept = _grams(model_x, input_x, names, kernel, fast)
             grams_x, grams_y = in_order(kept, layers_x), in_order(kept, layers_y)
         else:
-            grams_x = _grams(model_x, input_x, layers_x, kernel)
-            grams_y = _grams(model_y, input_y, layers_y, kernel)
+            grams_x = _grams(model_x, input_x, layers_x, kernel, fast)
+            grams_y = _grams(model_y, input_y, layers_y, kernel, fast)
         rows, columns = list(grams_x), list(grams_y)
         X, Y = torch.stack(list(grams_x.values())).cpu(), torch.stack(list(grams_y.values())).cpu()
         if deconfound:
@@ -220,8 +224,8 @@ def _inputs(images: Tensor, transforms: tuple) -> tuple[Tensor, Tensor]:
     return input_x, input_x if second is first else check_images(second(images) if second else images)
 
 
-def _grams(model: nn.Module, images: Tensor, names: list[str], kernel: str) -> dict[str, Tensor]:
-    return observe(model, images, names, lambda output: raw_gram(per_image(output, len(images)), kernel))
+def _grams(model: nn.Module, images: Tensor, names: list[str], kernel: str, fast: bool) -> dict[str, Tensor]:
+    return observe(model, images, names, lambda out: raw_gram(per_image(out, len(images)), kernel), fast)
 
 
 def per_image(output: Tensor, n: int) -> Tensor:

@@ -2,9 +2,9 @@
 
 Song et al. 2012 (the unbiased HSIC₁), Székely and Rizzo 2014 (its centred form). n images throughout.
 
-Three choices keep the numbers right. Features are centred over the images before they are multiplied (HSIC
-does not change, rounding does). Products are float32 or wider, sums are float64. HSIC comes from centred Gram
-matrices, never from a difference of large terms.
+Three choices keep the numbers right. Features whose mean over the images is large beside what differs between
+images are centred before they are multiplied (HSIC does not change, rounding does). Products are float32 or
+wider, sums are float64. HSIC comes from centred Gram matrices, never from a difference of large terms.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 CHUNK = 2**13  # features multiplied at a time on a processor: few enough to stay in its cache
+LARGE_MEAN = 30  # energy of the mean over energy of the differences, above which features are centred first
 SMALLEST = {True: 4, False: 2}  # images from which the unbiased, and the biased, HSIC can be estimated
 
 
@@ -91,8 +92,12 @@ def deconfound(K: Tensor, K_input: Tensor, unbiased: bool = True) -> Tensor:
     """Gram matrices (…, n, n) without what the similarity of the inputs, K_input (n, n), explains of them.
 
     The residual of a regression of the centred K on the centred K_input (Cui et al. 2022): two networks may
-    agree only because the same pictures look alike to any network.
+    agree only because the same pictures look alike to any network. ValueError for a K_input of other images.
     """
+    K, K_input = torch.as_tensor(K), torch.as_tensor(K_input)
+    if K_input.ndim != 2 or K_input.shape != K.shape[-2:]:
+        raise ValueError(f"K_input must be one (n, n) Gram matrix, of the same images as K {tuple(K.shape)}, "
+                         f"not {tuple(K_input.shape)}; for several inputs, call deconfound for each")
     K, K_input = centre(K, unbiased), centre(K_input, unbiased)
     shared = (K * K_input).sum((-2, -1), keepdim=True)
     slope = shared / K_input.square().sum().clamp_min(torch.finfo(K.dtype).tiny)
@@ -110,13 +115,25 @@ def pairs(n: int, unbiased: bool) -> int:
 
 
 def _products(flat: Tensor, dtype: torch.dtype) -> Tensor:
-    """Inner products (n, n) of the centred rows of (n, features)."""
-    K = torch.zeros(len(flat), len(flat), dtype=torch.float64, device=flat.device)
-    for part in flat.split(CHUNK if flat.device.type == "cpu" else flat.shape[1], dim=1):
-        part = part.to(dtype)
-        part = part - part.mean(0)
-        K += part @ part.T
-    return centre(K, unbiased=False)  # a mean in float32 is a little off, by the same for every image
+    """Inner products (n, n) of the centred rows of (n, features).
+
+    Centring (n, n) matrices afterwards costs nothing, centring features half as much as multiplying them, so
+    that is done only from the first chunk on whose mean is so large that the digits would not suffice.
+    """
+    n, centred = len(flat), False
+    K = torch.zeros(n, n, dtype=torch.float64, device=flat.device)
+    with torch.autocast(flat.device.type, enabled=False):
+        for part in flat.split(CHUNK if flat.device.type == "cpu" else flat.shape[1], dim=1):
+            part = part.to(dtype)
+            if not centred:
+                product = part @ part.T
+                mean, whole = float(product.sum() / n), float(product.trace())  # energies
+                centred = mean > LARGE_MEAN * (whole - mean)
+            if centred:
+                part = part - part.mean(0)
+                product = part @ part.T
+            K += product
+    return centre(K, unbiased=False)
 
 
 def _rbf(K: Tensor, bandwidth: float) -> Tensor:

@@ -540,3 +540,53 @@ def test_windows_and_sequence_first_outputs_keep_images_apart():
 
     result = compare(Windows(), Windows(), images(16), ["windows", "sequence", "plain"], ["plain"])
     assert torch.allclose(result.values, torch.ones(3, 1, dtype=torch.float64))
+
+
+# ---------------------------------------------------------------- fast
+
+
+def test_fast_is_near_and_leaves_the_model_as_it_was():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(2304, 8))
+    images = torch.randn(32, 3, 16, 16)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    slow, fast = (compare(model, model, images, fast=fast) for fast in (False, True))
+    assert slow.rows == fast.rows and float((slow.values - fast.values).abs().max()) < 5e-3
+    assert torch.allclose(fast.values.diagonal(), torch.ones(len(fast.rows), dtype=torch.float64))
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]) and value.dtype == torch.float32
+        assert value.stride() == before[name].stride()
+    assert torch.equal(compare(model, model, images).values, slow.values)  # and the next run is exact again
+
+
+def test_fast_falls_back_where_there_are_no_instructions(monkeypatch):
+    monkeypatch.setattr("helpers.record.has_bfloat16", lambda device: False)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
+    images = torch.randn(16, 3, 12, 12)
+    slow, fast = (compare(model, model, images, fast=fast).values for fast in (False, True))
+    assert float((slow - fast).abs().max()) < 1e-6
+
+
+def test_products_are_exact_inside_the_users_own_autocast():
+    X = torch.randn(16, 500, generator=torch.Generator().manual_seed(0)) + 0.5
+    exact = gram(X.double())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert float((gram(X) - exact).abs().max() / exact.abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("mean", [0, 1, 3, 5, 6, 10, 100, 1000])  # on both sides of where features are centred first
+def test_any_mean_and_a_mean_in_a_few_features_only(mean):
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(32, 40_000, generator=generator, dtype=torch.float64)
+    X[:, 20_000:30_000] += mean * torch.randn(10_000, generator=generator, dtype=torch.float64)
+    Y = X[:, ::2] + torch.randn(32, 20_000, generator=generator, dtype=torch.float64)
+    single, double = cka(X.float(), Y.float()), cka(X, Y)
+    assert abs(float(single - double)) < 2e-4
+
+
+@pytest.mark.parametrize("shape", [(2, 8, 8), (8,), (7, 7), (8, 7)])
+def test_deconfound_refuses_inputs_that_do_not_fit(shape):
+    K = gram(torch.randn(8, 20, generator=torch.Generator().manual_seed(0)))
+    with pytest.raises(ValueError, match="K_input must be one"):
+        deconfound(K, torch.zeros(shape))
