@@ -13,6 +13,9 @@ TESTER := $(VENV)/.tester-$(call checksum,requirements.txt constraints.txt pypro
 TEACHER := .venv-teacher
 GRADER := $(TEACHER)/.ready-$(call checksum,constraints.txt notebooks/assignments/requirements.txt)
 
+BENCH := .venv-bench
+BENCHER := $(BENCH)/.ready-$(call checksum,constraints.txt tests/bench/requirements.txt)
+
 # the first Python from 3.11 to 3.13 that can make a virtual environment
 FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
@@ -29,7 +32,7 @@ WORKERS ?= 2
 CORE_SECONDS_PER_NOTEBOOK ?= 120
 NOTEBOOKS = $(wildcard notebooks/[0-9]*.ipynb)
 
-.PHONY: help book test lab train notebooks assignments venv clean
+.PHONY: help book test lab train notebooks assignments bench venv clean
 help:  ## this list
 	@grep -E '^[a-z]+:.*## ' Makefile | sed 's/:.*## /\t/' | expand -t 12
 
@@ -63,6 +66,9 @@ notebooks: $(READER)  ## re-execute every notebook, or ONLY="notebooks/02_cka.ip
 assignments: $(GRADER)  ## the students' copies of the problem sets; SEED=4711 registers them for marking
 	@$(TEACHER)/bin/python notebooks/assignments/release.py $(if $(SEED),--seed $(SEED))
 
+bench: $(BENCHER)  ## cost and error of the measures beside other libraries', into book/benchmarks.md (an hour)
+	@$(BENCH)/bin/python tests/bench/run.py $(BENCH_OPTIONS)
+
 venv: $(PY)  ## an empty .venv: install a CPU build of torch there first if you want one
 $(PY):
 	@test -n "$(PYTHON)" || { echo "No Python from 3.11 to 3.13 with its venv module was found."; \
@@ -90,6 +96,15 @@ $(GRADER): | $(READER)
 	@$(TEACHER)/bin/python -m pip install -q $(LOCKED) -r notebooks/assignments/requirements.txt
 	@touch $@
 
+# the libraries that `make bench` compares with, one by one: one that cannot be installed is left out of the page
+$(BENCHER): | $(READER)
+	@rm -rf $(BENCH); $(PY) -m venv $(BENCH)
+	@printf '$(SEES)' "$(call purelib,$(PY))" "$(CURDIR)/$(VENV)/share/jupyter" \
+		> "$(call purelib,$(BENCH)/bin/python)/course.pth"
+	@grep -v '^#' tests/bench/requirements.txt | while read -r need reason; do \
+		$(BENCH)/bin/python -m pip install -q --no-deps "$$need" </dev/null || echo "Not to be had here: $$need"; done
+	@touch $@
+
 clean:  ## remove what was built; keeps .venv, weights and notebooks
-	rm -rf _build .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(BENCH) _build .pytest_cache .ruff_cache .hypothesis *.egg-info
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
