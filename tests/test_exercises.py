@@ -27,7 +27,7 @@ def _code(solution: str) -> str:
     return textwrap.dedent("\n".join(line for line in solution.splitlines() if line.startswith("    ")))
 
 
-@pytest.mark.parametrize("text", _exercises())
+@pytest.mark.parametrize("text", list(_exercises()))
 def test_the_folded_solution_passes_the_checker(text):
     mine = {"torch": torch}
     exec(_code(SOLUTION.search(text)[1]), mine)

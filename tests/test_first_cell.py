@@ -33,7 +33,7 @@ def test_it_names_the_packages_that_the_helpers_import():
     listed = set(re.findall(r'"(\w+)"', first_cell.CELL.split("needed = ")[1].split("]")[0]))
     used = {name for path in (ROOT / "helpers").glob("*.py")
             for name in re.findall(r"^(?:from|import) (\w+)", path.read_text(encoding="utf-8"), re.M)}
-    brought = {"numpy", "safetensors", "scipy"}  # by timm and matplotlib
+    brought = {"numpy", "PIL"}  # by torchvision and matplotlib
     own = set(sys.stdlib_module_names) | {"helpers"}
     assert used - own - brought <= listed
 

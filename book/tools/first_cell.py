@@ -13,7 +13,7 @@ from pathlib import Path
 import nbformat
 
 ROOT = Path(__file__).resolve().parents[2]
-MARK = "# Opened alone (on Colab, say), this notebook fetches the course; in a copy of the course this does nothing."
+MARK = "# Opened alone (on Colab, say), this notebook fetches the course; in a copy of it, this does nothing."
 CELL = MARK + '''
 import importlib.util
 import os
@@ -42,7 +42,7 @@ def put(notebook, text: str) -> bool:
     first = next(i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code")
     if notebook.cells[first].source == text:
         return False
-    if notebook.cells[first].source.startswith(MARK):
+    if notebook.cells[first].get("id") == "course":
         notebook.cells[first].source = text
     else:  # no page needs it: a page runs nothing
         cell = nbformat.v4.new_code_cell(text, id="course", metadata={"tags": ["remove-cell"]})
