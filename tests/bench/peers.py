@@ -80,13 +80,14 @@ def ckatorch(models, layers, loader):
 
 def thingsvision(models, layers, loader):
     # the package imports TensorFlow before anything else; its CKA alone needs none of that
-    for name in ("thingsvision", "thingsvision.core"):
+    if "thingsvision" not in sys.modules:
         spec = importlib.util.find_spec("thingsvision")
         if spec is None:
             raise ImportError("No module named 'thingsvision'")
-        package = types.ModuleType(name)
-        package.__path__ = [spec.submodule_search_locations[0] + "/core" * name.endswith("core")]
-        sys.modules.setdefault(name, package)
+        for name, inside in (("thingsvision", ""), ("thingsvision.core", "/core")):
+            package = types.ModuleType(name)
+            package.__path__ = [spec.submodule_search_locations[0] + inside]
+            sys.modules[name] = package
     from thingsvision.core.cka import get_cka
 
     X, Y = stored_features(models, layers, loader)

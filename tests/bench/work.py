@@ -255,8 +255,10 @@ def attention(name: str, images, batch: int, repeats: int) -> dict:
 
 
 def accuracy(name: str, images, batch: int, repeats: int) -> dict:
-    """How far fast and exact mode are from float64 on one network or two: name is "NAME" or "NAME/checkpoint"."""
-    from helpers.cka import compare
+    """How far fast and exact mode are from float64, all blocks of one network with one another."""
+    from helpers.cka import MinibatchCKA
+    from helpers.grams import raw_gram
+    from helpers.record import layers, observe
     from helpers.zoo import load
 
     size = 32 if name.split()[0] in ("vit", "resnet") else 224
@@ -265,16 +267,17 @@ def accuracy(name: str, images, batch: int, repeats: int) -> dict:
     if "dinov2" in name:
         images = (images - torch.tensor([0.485, 0.456, 0.406])[:, None, None]) / torch.tensor(
             [0.229, 0.224, 0.225])[:, None, None]
-    found = {}
-    for kind in (True, False):
-        run = {mode: compare(model, model, images.split(batch), unbiased=kind, fast=mode == "fast").values
-               for mode in ("exact", "fast")}
-        model.double()
-        true = compare(model, model, images.double().split(batch), unbiased=kind).values
-        model.float()
-        key = "unbiased" if kind else "biased"
-        found |= {f"{mode} {key}": float((values - true).abs().nan_to_num().max()) for mode, values in run.items()}
-    return found
+    names, values = layers(model, images=images), {}
+    for mode, dtype in (("exact", torch.float32), ("fast", torch.float32), ("true", torch.float64)):
+        model.to(dtype)
+        totals = {"unbiased": MinibatchCKA(True), "biased": MinibatchCKA(False)}
+        for part in images.to(dtype).split(batch):
+            kept = observe(model, part, names, raw_gram, fast=mode == "fast")
+            for total in totals.values():
+                total.update(list(kept.values()))
+        values |= {f"{mode} {kind}": total.matrix() for kind, total in totals.items()}
+    return {f"{mode} {kind}": float((values[f"{mode} {kind}"] - values[f"true {kind}"]).abs().nan_to_num().max())
+            for mode in ("exact", "fast") for kind in ("unbiased", "biased")}
 
 
 def real(name: str):
