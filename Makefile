@@ -28,8 +28,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONHASHSEED := 0
 
 WORKERS ?= 2
-# Two notebooks run side by side, each on one core, so a limit of 60 s on two cores is 120 s here.
-CORE_SECONDS_PER_NOTEBOOK ?= 120
+SECONDS_PER_NOTEBOOK ?= 60
 NOTEBOOKS = $(wildcard notebooks/[0-9]*.ipynb)
 
 .PHONY: help book test lab train notebooks assignments bench venv clean
@@ -47,8 +46,8 @@ test: $(TESTER)  ## everything: style, helpers, notebooks, book; ends with a sum
 	echo "== 1/4 style";     $(PY) -m ruff check . || failed=1; \
 	echo "== 2/4 helpers and tools"; $(MAKE) -s $(GRADER) || failed=1; \
 	$(PY) -m pytest tests --ignore tests/test_book.py -n $(WORKERS) || failed=1; \
-	if [ -n "$(NOTEBOOKS)" ]; then echo "== 3/4 notebooks, at most $(CORE_SECONDS_PER_NOTEBOOK) s on one core each"; \
-	$(PY) -m pytest -p tests.notebook_budget --seconds-per-notebook $(CORE_SECONDS_PER_NOTEBOOK) \
+	if [ -n "$(NOTEBOOKS)" ]; then echo "== 3/4 notebooks, at most $(SECONDS_PER_NOTEBOOK) s each, two side by side"; \
+	$(PY) -m pytest -p tests.notebook_budget --seconds-per-notebook $(SECONDS_PER_NOTEBOOK) \
 		--nbval --nbval-current-env --nbval-cell-timeout 300 --nbval-sanitize-with tests/nbval_sanitize.cfg \
 		-n $(WORKERS) --dist loadfile $(NOTEBOOKS) || failed=1; fi; \
 	echo "== 4/4 the built book, in a browser"; $(PY) -m pytest tests/test_book.py || failed=1; \
