@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-CHUNK = 2**13  # features multiplied at a time on a processor: few enough to stay in its cache
+CHUNK = 2**22  # numbers multiplied at a time on a processor: so many that a chunk's own costs do not count
 LARGE_MEAN = 30  # energy of the mean over energy of the differences, above which features are centred first
 SMALLEST = {True: 4, False: 2}  # images from which the unbiased, and the biased, HSIC can be estimated
 
@@ -121,9 +121,10 @@ def _products(flat: Tensor, dtype: torch.dtype) -> Tensor:
     that is done only from the first chunk on whose mean is so large that the digits would not suffice.
     """
     n, centred = len(flat), False
+    chunk = flat.shape[1] if flat.device.type != "cpu" else max(CHUNK // n, 1)
     K = torch.zeros(n, n, dtype=torch.float64, device=flat.device)
     with torch.autocast(flat.device.type, enabled=False):
-        for part in flat.split(CHUNK if flat.device.type == "cpu" else flat.shape[1], dim=1):
+        for part in flat.split(chunk, dim=1):
             part = part.to(dtype)
             if not centred:
                 product = part @ part.T

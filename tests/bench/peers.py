@@ -95,17 +95,22 @@ def thingsvision(models, layers, loader):
     return [[float(cka.compare(x, y)) for y in Y] for x in X], "full unbiased"
 
 
-def repsim(models, layers, loader):
+def repsim(models, layers, loader, estimator="gretton", meant="full biased"):
     from repsim import cka
 
     X, Y = stored_features(models, layers, loader)
-    values = cka([f.numpy() for f in X + Y], kernel_type="linear", estimator="song")
-    return values[:len(X), len(X):], "full unbiased"
+    values = cka([f.numpy() for f in X + Y], kernel_type="linear", estimator=estimator)
+    return values[:len(X), len(X):], meant
+
+
+def repsim_song(models, layers, loader):
+    return repsim(models, layers, loader, "song", "full unbiased")
 
 
 CKA = {
     "plain numpy": plain_numpy, "torch-cka": torch_cka, "cka-pytorch": cka_pytorch, "pytorch-cka": pytorch_cka,
     "ckatorch": ckatorch, "thingsvision": thingsvision, "repsim": repsim,
+    "repsim, song": repsim_song,
 }
 
 
