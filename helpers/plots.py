@@ -209,7 +209,8 @@ def cka_heatmap(
 
 
 @_figure
-def cka_maps(comparisons: Mapping[str, object], columns: int = 2, title: str = "", label: str = "CKA"):
+def cka_maps(comparisons: Mapping[str, object], columns: int = 2, title: str = "", label: str = "CKA",
+             row_label=None, column_label=None):
     """Several maps on one scale, each under its name: {name: Comparison or (Lx, Ly)}.
 
     Labels that would repeat the panel to the left are left out.
@@ -219,7 +220,7 @@ def cka_maps(comparisons: Mapping[str, object], columns: int = 2, title: str = "
     figure, axes = _panels(len(comparisons), columns)
     row_label = ""
     for k, (axis, (name, comparison)) in enumerate(zip(axes, comparisons.items(), strict=True)):
-        image = _draw_map(axis, comparison, ticks=6 if columns < 3 else 4)
+        image = _draw_map(axis, comparison, None, None, row_label, column_label, 6 if columns < 3 else 4)
         axis.set_title(name, fontsize=11)
         if k % columns and row_label == axis.get_ylabel():
             axis.set_ylabel("")
