@@ -40,13 +40,16 @@ def raw_gram(features: Tensor, kernel: str = "linear", bandwidth: float = 0.5) -
     axes = sorted(range(1, features.ndim), key=features.stride, reverse=True)
     flat = features.permute(0, *axes).reshape(len(features), -1)
     wide = torch.promote_types(flat.dtype, torch.float32)
+    rounding = len(flat) * (2 * torch.finfo(wide).eps) ** 2
     K = _products(flat, wide)
     energy = float(K.trace())
     constant = energy == 0 and torch.equal(flat, flat[:1].expand_as(flat))
     if wide != torch.float64 and not constant and not 1e-30 < energy < float("inf"):  # over- or underflow
-        K = _products(flat, torch.float64)
+        wide = torch.float64
+        K = _products(flat, wide)
         energy = float(K.trace())
-    if energy <= len(K) * (2 * torch.finfo(wide).eps) ** 2 * float(flat[0].double().square().sum()):
+    first = flat[0].to(wide)
+    if energy <= rounding * float(first.dot(first)) < float("inf"):
         K = torch.zeros_like(K)  # constant over the images but for rounding
     return K if kernel == "linear" else _rbf(K, bandwidth)
 
