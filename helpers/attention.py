@@ -1,4 +1,4 @@
-"""How far attention looks (paper, section 4, figures 3 to 5, C.5, C.6).
+"""How far attention looks (paper, section 5, figures 3 to 5, C.5, C.6).
 
 The mean attention distance of a head: the distance in pixels from a query patch to a key patch, weighted by
 the attention between them, averaged over queries and images. CLS, distillation and register tokens have no
@@ -81,7 +81,7 @@ def mean_distance(model: nn.Module, batches, blocks=None, renormalise: bool = Tr
                   progress: bool = False) -> Tensor:
     """Mean attention distance of every head in pixels: (L, h), or (L, h, n) with `per_image`, float64.
 
-    Averaged over query patches and images (paper, section 4: 5,000 images; the published code removes CLS
+    Averaged over query patches and images (paper, section 5: 5,000 images; the published code removes CLS
     without renormalising). Raises ValueError for models without global attention between patches.
     """
     images, batches = peek(batches)

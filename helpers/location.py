@@ -1,4 +1,4 @@
-"""Does a token still know its place? (paper, section 6, figures 9, 10, D.1 to D.3)
+"""Does a token still know its place? (paper, section 7, figures 9, 10, D.1 to D.3)
 
 CKA between one token of a layer and every raw patch of the image: if the token still carries what was at its
 place, the map peaks at its own patch. The grid of patches is the grid of the layer: in a ResNet the "tokens"

@@ -218,13 +218,13 @@ def cka_maps(comparisons: Mapping[str, object], columns: int = 2, title: str = "
     if not comparisons:
         raise ValueError("cka_maps needs at least one map")
     figure, axes = _panels(len(comparisons), columns)
-    row_label = ""
+    left = ""
     for k, (axis, (name, comparison)) in enumerate(zip(axes, comparisons.items(), strict=True)):
         image = _draw_map(axis, comparison, None, None, row_label, column_label, 6 if columns < 3 else 4)
         axis.set_title(name, fontsize=11)
-        if k % columns and row_label == axis.get_ylabel():
+        if k % columns and left == axis.get_ylabel():
             axis.set_ylabel("")
-        row_label = axis.get_ylabel() or row_label
+        left = axis.get_ylabel() or left
     figure.colorbar(image, ax=figure.axes, label=label, shrink=0.6)
     figure.suptitle(title)
     return figure

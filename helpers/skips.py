@@ -1,4 +1,4 @@
-"""What rides on a skip connection, and what happens without it (paper, section 5, figures 7, 8, E.1, E.2).
+"""What rides on a skip connection, and what happens without it (paper, section 6, figures 7, 8, E.1, E.2).
 
 A residual block adds a branch f to what its skip carries: z + f(z). A ViT block does so twice (attention,
 MLP), a ResNet unit once. `norm_ratios` compares ‖z‖ with ‖f(z)‖, `cut_skip` leaves z out of the sum.
