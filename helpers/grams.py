@@ -137,7 +137,8 @@ def _products(flat: Tensor, dtype: torch.dtype) -> Tensor:
                 part = part - part.mean(0)
                 product = part @ part.T
             K += product
-    return centre(K, unbiased=False)
+    K -= K.mean(0)
+    return K - K.mean(1, keepdim=True)
 
 
 def _rbf(K: Tensor, bandwidth: float) -> Tensor:
