@@ -41,7 +41,7 @@ class Recipe:
 
     model: dict  # arguments of zoo.build
     cycles: tuple[int, ...]  # one warm-up and cosine each; a checkpoint is written at the end of each
-    start: str | None = None  # the checkpoint to go on from, with a new optimiser; None: from untrained weights
+    start: str | None = None  # the checkpoint to go on from, with a new optimiser; None: untrained
     distinct: int | None = None  # train on so many images, repeated; None: never the same image twice
     seed: int = 1
     batch: int = 64

@@ -29,8 +29,8 @@ from .skips import remove_skip
 WEIGHTS = Path(__file__).parent / "weights"
 LAYER_SCALE = re.compile(r"gamma(_\w+|\d)?")  # timm's names of LayerScale's parameters, in ViTs and elsewhere
 OUTPUTS = len(SHAPES) + len(TEXTURES)  # a lab model's logits: shape first, then background texture
-# EfficientNet-B0's seven stages in timm's notation: block, repeats, kernel, stride, expansion, channels (about
-# 0.4 times B0's), squeeze-and-excitation. Strides are such that stages work at 32, 16, 8 and 4 px.
+# EfficientNet-B0's seven stages in timm's notation: block, repeats, kernel, stride, expansion, channels
+# (about 0.4 times B0's), squeeze-and-excitation. Strides are such that stages work at 32, 16, 8 and 4 px.
 EFFNET = [["ds_r1_k3_s1_e1_c8_se0.25"], ["ir_r2_k3_s2_e6_c16_se0.25"], ["ir_r2_k5_s2_e6_c16_se0.25"],
           ["ir_r3_k3_s2_e6_c32_se0.25"], ["ir_r3_k5_s1_e6_c48_se0.25"], ["ir_r4_k5_s1_e6_c72_se0.25"],
           ["ir_r1_k3_s1_e6_c128_se0.25"]]
@@ -96,7 +96,8 @@ def build(kind: str, *, seed: int = 0, heads: int = 4, pool: str = "token", cut:
             nn.init.kaiming_normal_(model.conv1.weight, mode="fan_out", nonlinearity="relu")
             model.maxpool = nn.Identity()
         elif kind == "mixer":
-            model = MlpMixer(num_classes=OUTPUTS, img_size=32, patch_size=4, num_blocks=12, embed_dim=64, **options)
+            model = MlpMixer(num_classes=OUTPUTS, img_size=32, patch_size=4, num_blocks=12, embed_dim=64,
+                             **options)
         elif kind == "effnet":
             model = EfficientNet(decode_arch_def(EFFNET), num_classes=OUTPUTS, num_features=256, stem_size=16,
                                  act_layer=nn.SiLU, **options)
