@@ -1,4 +1,4 @@
-"""What a layer knows: linear probes in closed form (paper, sections 7, 8 and appendix A; figures 11, 13, D.4).
+"""What a layer knows: linear probes in closed form (paper, sections 7, 8, appendix A; figures 11, 13, D.4).
 
 A probe is a ridge regression on targets of -1 and 1, one column a class: nothing to tune but the penalty, no
 random start, and the same answer everywhere. Features are standardised with the training images' mean and
