@@ -167,8 +167,8 @@ def compare(model_x: nn.Module, model_y: nn.Module, batches, layers_x: Iterable[
     `transforms`: what turns the batches' images into each model's input. `deconfound` takes the similarity of
     the pixels out first (`grams.deconfound`). `permute_y`: a seed to shuffle the images of model_y within
     each batch, a baseline of no similarity. `fast`: the networks run in bfloat16 where the processor has it
-    (`record.run`), in about half the time and with values off by up to some thousandths, or more in layers
-    that hardly differ between images: measured in the book's page on benchmarks. Both models see the same
+    (`record.run`), in about half the time and with values off by up to about 0.01, most for few images and
+    layers that hardly differ between them; `make bench` measures it, by network. Both models see the same
     batch at the same time, so a shuffled loader is safe; a model compared with itself runs once. Batches too
     small for the estimator are left out with a warning, and so are named layers that are constant over the
     images (NaN in their row or column).
