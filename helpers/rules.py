@@ -116,8 +116,9 @@ def _counts(index, n: int) -> Tensor:
 
 
 def _share(matrix: Tensor, low: float, high: float) -> slice:
-    """Blocks between two shares of the depth."""
-    return slice(round(len(matrix) * low), round(len(matrix) * high))
+    """Blocks between two shares of the depth, at least one."""
+    start = min(round(len(matrix) * low), len(matrix) - 1)
+    return slice(start, max(start + 1, round(len(matrix) * high)))
 
 
 def ends(matrix: Tensor) -> Tensor:

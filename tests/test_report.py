@@ -185,3 +185,10 @@ def test_a_rule_sets_the_trained_against_the_untrained():
     assert [found.holds for found in outcome] == [True, False, False]
     assert [found.value for found in outcome] == pytest.approx([1, 0, -1])
     assert "transformer" in rules.apply(rule, Fake(0), Fake(0), None, "v")
+
+
+def test_a_share_of_the_depth_is_never_empty():
+    for depth in range(1, 40):
+        for low, high in ((0, 1 / 6), (5 / 6, 1), (0, 1 / 4), (1 / 4, 7 / 12), (1 / 3, 2 / 3)):
+            assert len(range(depth)[rules._share(range(depth), low, high)]) >= 1
+    assert rules._share(range(12), 5 / 6, 1) == slice(10, 12) and rules._share(range(12), 1 / 4, 7 / 12) == slice(3, 7)
