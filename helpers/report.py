@@ -34,6 +34,7 @@ from .photos import load_photos
 from .rules import RULES, apply
 
 SMALL = 64  # pixels a side up to which a network gets the lab's images
+UNTRAINED = "the weights are random, so there is nothing learned that the claim could be about."
 WAYS_ON = """  - connect to the network once: weights from the hub are then kept in its cache
   - give a file of your own: --checkpoint {0}=FILE (safetensors or a plain state dict)
   - look at the untrained network, on a page that says so: --random-weights"""
@@ -252,7 +253,8 @@ def report(args: argparse.Namespace, device: torch.device) -> Path:
         return args.out
     vit, cnn = (next((label for label, network in trained.items() if network.kind == kind), None)
                 for kind in ("transformer", "convolutional"))
-    findings = [(rule.finding, rule.claim, apply(rule, first, control, vit, cnn)) for rule in RULES]
+    findings = [(rule.finding, rule.claim, UNTRAINED if args.random_weights else
+                 apply(rule, first, control, vit, cnn)) for rule in RULES]
     rows = [[label, args.models[label], _origin(args, label),
              sum(p.numel() for p in network.model.parameters()),
              "{} x {}".format(*network.prepare(torch.zeros(1, 3, 32, 32)).shape[-2:]), network.kind]

@@ -37,6 +37,7 @@ def test_random_weights_are_said_on_every_figure(made):
     alts = re.findall(r"<img alt=\"([^\"]+)\"", page)
     assert numbers["random_weights"] and page.index("UNTRAINED") < page.index("<img")
     assert all("UNTRAINED" in alt for alt in alts)
+    assert "holds here" not in page and set(numbers["findings"].values()) == {report.UNTRAINED}
 
 
 def test_a_measure_that_a_model_does_not_admit_has_its_reason(made):
@@ -192,3 +193,12 @@ def test_a_share_of_the_depth_is_never_empty():
         for low, high in ((0, 1 / 6), (5 / 6, 1), (0, 1 / 4), (1 / 4, 7 / 12), (1 / 3, 2 / 3)):
             assert len(range(depth)[rules._share(range(depth), low, high)]) >= 1
     assert rules._share(range(12), 5 / 6, 1) == slice(10, 12) and rules._share(range(12), 1 / 4, 7 / 12) == slice(3, 7)
+
+
+def test_rules_are_applied_to_trained_networks(tmp_path):
+    """The lab's pair, few images: the numbers are rough, but every rule gives a verdict."""
+    out = tmp_path / "lab.html"
+    assert report.main(["vit", "resnet", "--n", "32", "--batch", "16", "--field-images", "8", "--field-draws", "1",
+                        "--out", str(out)]) == 0
+    findings = json.loads(out.with_suffix(".json").read_text())["findings"]
+    assert len(findings) == 7 and all(found["rule"] and found["margins"] for found in findings.values())
