@@ -1,5 +1,6 @@
 """Training: a run cut off anywhere goes on as if nothing had happened."""
 
+import contextlib
 import json
 import os
 import signal
@@ -49,6 +50,28 @@ def test_a_run_resumed_in_the_middle_ends_bit_for_bit_the_same(tmp_path, monkeyp
     assert whole.history == again.history
     files = [(tmp_path / f / "tiny.safetensors").read_bytes() for f in "ab"]
     assert files[0] == files[1]
+
+
+def test_twenty_interruptions_change_no_bit(tmp_path, monkeypatch):
+    recipe = replace(TINY, cycles=(160,), batch=4, warmup=16)  # 40 steps
+    whole = run(tmp_path / "a", recipe=recipe)
+    chance, step, died = np.random.default_rng(20), train._step, []
+
+    def may_die(*arguments):
+        if len(died) < 20 and chance.random() < 0.5:
+            died.append(arguments)
+            raise KeyboardInterrupt
+        return step(*arguments)
+
+    clock = np.cumsum(chance.choice([1, 61], 10**4)).tolist()  # so it saves at about every second step
+    monkeypatch.setattr(train.time, "monotonic", iter(clock).__next__)
+    monkeypatch.setattr(train, "_step", may_die)
+    again = None
+    while again is None:
+        with contextlib.suppress(KeyboardInterrupt):
+            again = run(tmp_path / "b", recipe=recipe, resume=True)
+    a, b = whole.model.state_dict(), again.model.state_dict()
+    assert len(died) == 20 and all(torch.equal(a[k], b[k]) for k in a)
 
 
 def test_a_process_killed_without_warning_leaves_only_whole_files(tmp_path):
