@@ -8,7 +8,7 @@ function makeScrollable() {
 }
 function repairRoles() {
   // what is written on a button is its name: people who speak to their computer say what they see
-  document.querySelectorAll(".search-button-field").forEach((button) => button.removeAttribute("aria-label"));
+  document.querySelectorAll(".search-button-field, details > summary[aria-label]").forEach((button) => button.removeAttribute("aria-label"));
   // bibliography entries sit in a "list" without list items
   document.querySelectorAll(".citation-list").forEach((list) => list.removeAttribute("role"));
 }
