@@ -359,6 +359,17 @@ norm_ratios = Check(
             z, z + f
         ),
         "you divided number by number before the norm": lambda z, f: _norm(z / f).mean(0),
+        "this is the skip's share of both norms; the ratio of one to the other was asked for": (
+            lambda z, f: (_norm(z) / (_norm(z) + _norm(f))).mean(0)
+        ),
+        "this is another mean (geometric or harmonic) than the plain one": (
+            lambda z, f: np.exp(np.log(_norm(z) / _norm(f)).mean(0)),
+            lambda z, f: 1 / (_norm(f) / _norm(z)).mean(0),
+        ),
+        "this is the largest ratio over the images, not their mean": lambda z, f: (
+            (_norm(z) / _norm(f)).max(0)
+        ),
+        "the ratios were summed over the images, not averaged": lambda z, f: (_norm(z) / _norm(f)).sum(0),
         "this is the median, not the mean": lambda z, f: np.median(_norm(z) / _norm(f), 0),
         "this is the cosine of the angle between skip and branch": lambda z, f: (
             (z * f).sum(-1) / _norm(z) / _norm(f)
@@ -433,6 +444,15 @@ sharpness = Check(
         "you compared with the median of the others": lambda maps: _sharpness(maps, others=np.median),
         "this is the value at the own patch; what the other patches show is not taken off": lambda maps: (
             _sharpness(maps, others=lambda rest: 0)
+        ),
+        "you compared with the smallest of the other patches, not with their mean": lambda maps: _sharpness(
+            maps, others=min
+        ),
+        "negative values lost their sign: a token may be less like its own patch": lambda maps: (
+            np.abs(_sharpness(maps))
+        ),
+        "the own patch is always the first here; each token has its own": lambda maps: _sharpness(
+            maps, lambda i, gh, gw: (0, 0)
         ),
         "a ratio, where the difference was asked for": lambda maps: np.array(
             [m.ravel()[i] / np.delete(m.ravel(), i).mean() for i, m in enumerate(maps)]
@@ -515,6 +535,15 @@ ridge = Check(
             X, y, Z, c, l2 / len(X)
         ),
         "the penalty was squared": lambda X, y, Z, c, l2: _ridge(X, y, Z, c, l2**2),
+        "the penalty was inverted, or its root taken": (
+            lambda X, y, Z, c, l2: _ridge(X, y, Z, c, 1 / l2),
+            lambda X, y, Z, c, l2: _ridge(X, y, Z, c, l2**0.5),
+        ),
+        "the penalty was doubled or halved": (
+            lambda X, y, Z, c, l2: _ridge(X, y, Z, c, l2 * 2),
+            lambda X, y, Z, c, l2: _ridge(X, y, Z, c, l2 / 2),
+        ),
+        "the penalty is always 1: l2 plays no part": lambda X, y, Z, c, l2: _ridge(X, y, Z, c, 1.0),
         "the deviation divides by n − 1; the exercise says n": lambda *a: _ridge(*a, freedom=1),
         "these are labels; scores for every class were asked for": lambda *a: _ridge(*a).argmax(1),
         "scores of the training images; those of Z were asked for": lambda X, y, Z, c, l2: _ridge(

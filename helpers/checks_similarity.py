@@ -171,6 +171,10 @@ hsic = Check(
         "you did not divide by anything: the sum grows with the number of images": lambda K, L: (
             _whole(K) * _whole(L)
         ).sum(),
+        "you divided by n(n − 1), or by n: that is not the divisor of this estimator": (
+            lambda K, L: _hsic(K, L) * (len(K) - 1) / len(K),
+            lambda K, L: _hsic(K, L) * (len(K) - 1) ** 2 / len(K),
+        ),
         "you divided by n(n − 3), the divisor of the unbiased estimator": lambda K, L: (
             (_whole(K) * _whole(L)).sum() / len(K) / (len(K) - 3)
         ),
@@ -253,6 +257,23 @@ hsic1 = Check(
             lambda K, L: _three_terms(K, L, second=(len(K) - 1) / (len(K) - 2)),
             lambda K, L: _three_terms(K, L, second=(len(K) - 2) / len(K)),
         ),
+        "the term with the total sums is not divided by anything of its own": lambda K, L: (
+            _three_terms(K, L, second=(len(K) - 1) * (len(K) - 2))
+        ),
+        "the term with the total sums has the wrong sign": lambda K, L: _three_terms(K, L, second=-1),
+        "the divisor of the last term is another, or missing": (
+            lambda K, L: _three_terms(K, L, third=2 * (len(K) - 2)),
+            lambda K, L: _three_terms(K, L, third=2 * (len(K) - 2) / (len(K) - 1)),
+            lambda K, L: _three_terms(K, L, third=2 * (len(K) - 2) / len(K)),
+        ),
+        "the last term needs the matrix product K @ L, not the entry-by-entry one": lambda K, L: (
+            _three_terms(K, L, third=0)
+            - 2 * (_bare(K) * _bare(L)).sum() / (len(K) - 2) / _times(K)
+        ),
+        "this is already a ratio, CKA: HSIC itself is not normalised": lambda K, L: (
+            _hsic1(K, L) / np.sqrt(_hsic1(K, K) * _hsic1(L, L))
+        ),
+        "K was used twice; L plays no part": lambda K, L: _hsic1(K, K),
         "negative values were set to 0, or their sign dropped: keep them": (
             lambda K, L: max(_hsic1(K, L), 0),
             lambda K, L: abs(_hsic1(K, L)),
@@ -370,6 +391,9 @@ def _cka_check(call, own, other, name_of_other, **more):
             "you standardised each feature first: CKA lets large features count more": lambda X, Y: right(
                 (X - X.mean(0)) / X.std(0), (Y - Y.mean(0)) / Y.std(0)
             ),
+            "the result was squared": lambda X, Y: right(X, Y) ** 2,
+            "a root was taken of the whole ratio": lambda X, Y: np.sqrt(right(X, Y)),
+            "X was compared with itself; Y plays no part": lambda X, Y: 1.0,
             "this is the distance 1 − CKA": lambda X, Y: 1 - right(X, Y),
             "a small number was added to the denominator: it outweighs small features": tuple(
                 lambda X, Y, small=small: (
@@ -457,6 +481,12 @@ minibatch_cka = Check(
             [_ratio(_hsic1)(X, Y) for X, Y in zip(Xs, Ys, strict=True)]
         ),
         "the biased estimator was averaged: its bias stays, however many batches": _minibatch(_hsic),
+        "the biased CKA of each batch was averaged: two things are to change": lambda Xs, Ys: np.mean(
+            [_ratio(_hsic)(X, Y) for X, Y in zip(Xs, Ys, strict=True)]
+        ),
+        "all batches were joined, and the estimator is the biased one": lambda Xs, Ys: _ratio(_hsic)(
+            np.concatenate(Xs), np.concatenate(Ys)
+        ),
         "only the last batch counts: is something overwritten in the loop?": lambda Xs, Ys: _ratio(_hsic1)(
             Xs[-1], Ys[-1]
         ),

@@ -514,6 +514,26 @@ def one_diagonal(K, L):
     return with_diagonal(K, L)
 
 
+def slip(fragment, label, a=1, b=1, c=2):
+    def function(K, L):
+        n, first, second, third = terms(K, L)
+        scale = [f(n) if callable(f) else f for f in (a, b, c)]
+        return (scale[0] * first + scale[1] * second - scale[2] * third) / (n * (n - 3))
+    function.__name__ = label
+    wrong("hsic1", fragment)(function)
+
+
+slip("not divided by anything of its own", "no_middle_divisor", b=lambda n: (n - 1) * (n - 2))
+slip("total sums has the wrong sign", "middle_minus", b=-1)
+slip("divisor of the last term", "no_last_divisor", c=lambda n: 2 * (n - 2))
+
+
+@wrong("hsic1", "not the entry-by-entry")
+def star_in_the_last_term(K, L):
+    n, a, b, _ = terms(K, L)
+    return (a + b - 2 * a / (n - 2)) / (n * (n - 3))
+
+
 # CKA
 
 @right("cka")
@@ -565,6 +585,9 @@ cka_mistake("cka", "set to 0", lambda X, Y: from_song(X, Y).clamp(0, 1), "clamp"
 cka_mistake("cka", "standardised", lambda X, Y: from_song((X - X.mean(0)) / X.std(0, correction=0), (Y - Y.mean(0)) / Y.std(0, correction=0)), "standard")
 cka_mistake("cka_biased", "X was centred", lambda X, Y: cka_of(no_centre)(X - X.mean(0), Y), "x_only")
 cka_mistake("cka_biased", "small number", lambda X, Y: course_hsic(X @ X.T, Y @ Y.T) / ((course_hsic(X @ X.T, X @ X.T) * course_hsic(Y @ Y.T, Y @ Y.T)) ** 0.5 + 1e-6), "epsilon")
+cka_mistake("cka", "was squared", lambda X, Y: from_song(X, Y) ** 2, "squared")
+cka_mistake("cka_biased", "root was taken of the whole", lambda X, Y: kornblith(X, Y) ** 0.5, "rooted")
+cka_mistake("cka_biased", "with itself", lambda X, Y: kornblith(X, X), "typo")
 cka_mistake("cka", "1 − CKA", lambda X, Y: 1 - from_song(X, Y), "distance")
 cka_mistake("cka_biased", "not centred", lambda X, Y: kornblith(X, Y) * (1 + 0.1 * X.mean().abs()), "something_unforeseen")
 
@@ -785,6 +808,8 @@ ratio_mistake("output z + f(z)", lambda z, f: torch_norm(z, z + f), "block_outpu
 ratio_mistake("vectors cancel", lambda z, f: z.mean(0).norm(dim=-1) / f.mean(0).norm(dim=-1), "mean_vector")
 ratio_mistake("squared", lambda z, f: (z.square().sum(-1) / f.square().sum(-1)).mean(0), "no_root")
 ratio_mistake("absolute values", lambda z, f: (z.abs().sum(-1) / f.abs().sum(-1)).mean(0), "l1")
+ratio_mistake("share of both", lambda z, f: (z.norm(dim=-1) / (z.norm(dim=-1) + f.norm(dim=-1))).mean(0), "share")
+ratio_mistake("another mean", lambda z, f: (z.norm(dim=-1) / f.norm(dim=-1)).log().mean(0).exp(), "geometric")
 ratio_mistake("images were not averaged", lambda z, f: z.norm(dim=-1) / f.norm(dim=-1), "all_images")
 
 
@@ -817,6 +842,8 @@ sharp_mistake("best of the other", lambda m: m.flatten(1).diagonal() - m.flatten
 sharp_mistake("column by column", lambda m: by_mask(np.asarray(m).reshape(len(m), *m.shape[1:]).transpose(0, 2, 1)), "column_major")
 sharp_mistake("ratio", lambda m: m.flatten(1).diagonal() / ((m.sum((1, 2)) - m.flatten(1).diagonal()) / (m[0].numel() - 1)), "ratio")
 sharp_mistake("not taken off", lambda m: m.flatten(1).diagonal(), "own_only")
+sharp_mistake("smallest of the other", lambda m: m.flatten(1).diagonal() - m.flatten(1).masked_fill(torch.eye(len(m)).bool(), 9).amin(1), "worst")
+sharp_mistake("lost their sign", lambda m: by_loop(m).abs(), "absolute")
 sharp_mistake("sign", lambda m: -by_loop(m), "minus")
 
 
@@ -861,6 +888,8 @@ probe_mistake("their own statistics", lambda *a: probe(*a, train=False, correcti
 probe_mistake("no bias", lambda *a: probe(*a, bias=0.0), "no_bias")
 probe_mistake("divides by n − 1", lambda *a: probe(*a, correction=1), "torch_default")
 probe_mistake("penalty is missing", lambda X, y, Z, c, l2: probe(X, y, Z, c, 1e-9), "no_penalty")
+probe_mistake("l2 plays no part", lambda X, y, Z, c, l2: probe(X, y, Z, c, 1.0), "l2_ignored")
+probe_mistake("its root taken", lambda X, y, Z, c, l2: probe(X, y, Z, c, l2**0.5), "root_of_l2")
 probe_mistake("labels; scores", lambda *a: probe(*a).argmax(1), "labels")
 probe_mistake("multiplied by the number", lambda X, y, Z, c, l2: probe(X, y, Z, c, l2 * len(X)), "l2_times_n")
 probe_mistake("training images; those of Z", lambda X, y, Z, c, l2: probe(X, y, X, c, l2), "scores_of_x")
