@@ -9,13 +9,15 @@ cannot take those). `checks.hsic.call` is the signature, `checks.hsic.hint(f)` r
 `checks.hsic.require(f)` raises it, both with a `seed` for other cases. A checker cannot stop a function that
 never returns: interrupt the kernel.
 
-How it works is in `helpers.checking`; what is checked in `checks_similarity` and `checks_networks`, one row a
-checker: a slow, obvious specification; cases; what goes wrong. The specifications import none of the course's
-own measures, so they check those too.
+How it works is in `helpers.checking`; what is checked in `checks_depth`, `checks_similarity` and
+`checks_networks`, one row a checker: a slow, obvious specification; cases; what goes wrong. The specifications
+import none of the course's own measures, so they check those too.
 """
 
+from .checks_depth import closest_depth, unpatchify
 from .checks_networks import mean_distance, norm_ratios, patch_distances, radius, ridge, sharpness
 from .checks_similarity import centred_gram, centring, cka, cka_biased, hsic, hsic1, minibatch_cka
 
-__all__ = ["centring", "centred_gram", "hsic", "hsic1", "cka", "cka_biased", "minibatch_cka",
+__all__ = ["unpatchify", "closest_depth", "centring", "centred_gram", "hsic", "hsic1", "cka", "cka_biased",
+           "minibatch_cka",
            "patch_distances", "mean_distance", "radius", "norm_ratios", "sharpness", "ridge"]

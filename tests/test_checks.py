@@ -179,6 +179,74 @@ def course_ridge(X, y, Z, classes, l2):
     return probes.ridge(X, y, classes, l2)(Z)
 
 
+# Tokens and depth
+
+@right("unpatchify")
+def by_permute(patches, grid, P):
+    n, t, size = patches.shape
+    x = patches.reshape(n, *grid, size // P**2, P, P)
+    return x.permute(0, 3, 1, 4, 2, 5).reshape(n, -1, grid[0] * P, grid[1] * P)
+
+
+@right("unpatchify")
+def by_fold(patches, grid, P):
+    return torch.nn.functional.fold(patches.transpose(1, 2), (grid[0] * P, grid[1] * P), P, stride=P)
+
+
+@right("unpatchify")
+def by_concatenation(patches, grid, P):
+    tokens = np.asarray(patches).reshape(len(patches), *grid, -1, P, P)
+    return [np.concatenate([np.concatenate(list(row), axis=2) for row in image], axis=1) for image in tokens]
+
+
+def unpatchify_mistake(fragment, function, label):
+    function.__name__ = label
+    wrong("unpatchify", fragment)(function)
+
+
+def permuted(order):
+    return lambda x, g, P: x.reshape(len(x), *g, -1, P, P).permute(order).reshape(len(x), -1, g[0] * P, g[1] * P)
+
+
+unpatchify_mistake("axes must be exchanged", lambda x, g, P: x.reshape(len(x), -1, g[0] * P, g[1] * P), "reshape_only")
+unpatchify_mistake("within each patch", permuted((0, 3, 1, 5, 2, 4)), "turned_patches")
+unpatchify_mistake("column by column", lambda x, g, P: by_permute(x.reshape(len(x), *g[::-1], -1).transpose(1, 2).flatten(1, 2), g, P), "column_major_tokens")
+unpatchify_mistake("whole image is turned", lambda x, g, P: by_permute(x, g, P).mT, "turned_image")
+unpatchify_mistake("within a token they come first", lambda x, g, P: by_permute(x.reshape(*x.shape[:2], P * P, -1).mT.flatten(2), g, P), "pixel_channels_last")
+unpatchify_mistake("(n, c, H, W)", lambda x, g, P: by_permute(x, g, P).permute(0, 2, 3, 1), "image_channels_last")
+unpatchify_mistake("shape", lambda x, g, P: x.reshape(len(x), *g, -1, P, P), "grid_kept")
+
+
+@right("closest_depth")
+def torch_argmax(matrix):
+    return matrix.argmax(1) / (matrix.shape[1] - 1)
+
+
+@right("closest_depth")
+def lists(matrix):
+    return [row.index(max(row)) / (len(row) - 1) for row in matrix.tolist()]
+
+
+@right("closest_depth")
+def linspace(matrix):
+    return np.linspace(0, 1, np.shape(matrix)[1])[np.argsort(matrix, axis=1)[:, -1]]
+
+
+def depth_mistake(fragment, function, label):
+    function.__name__ = label
+    wrong("closest_depth", fragment)(function)
+
+
+depth_mistake("numbers of layers", lambda m: m.argmax(1), "indices")
+depth_mistake("last layer must have depth 1", lambda m: m.argmax(1) / m.shape[1], "over_count")
+depth_mistake("first layer must have depth 0", lambda m: (m.argmax(1) + 1) / m.shape[1], "from_one")
+depth_mistake("depth of the other network", lambda m: m.argmax(1) / (len(m) - 1), "other_depth")
+depth_mistake("for each row the closest", lambda m: m.argmax(0) / (m.shape[1] - 1), "columns")
+depth_mistake("how similar", lambda m: m.max(1).values, "the_value")
+depth_mistake("sign of a similarity", lambda m: m.abs().argmax(1) / (m.shape[1] - 1), "magnitude")
+depth_mistake("weighted", lambda m: (m * torch.linspace(0, 1, m.shape[1])).sum(1) / m.sum(1), "centre_of_mass")
+
+
 # Centring
 
 @right("centring")
