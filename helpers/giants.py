@@ -10,6 +10,7 @@ measuring is that of `report`; a source is a folder with the two files of `FILES
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 
 from . import report, skips
+from .files import write_whole
 from .onepass import Network, Results
 from .verdict import results_folder
 
@@ -109,7 +111,7 @@ _NETWORK = ("label", "every", "layers", "blocks", "kind", "uniform", "has_cls", 
 
 
 def save(giants: Giants, path: str | Path) -> None:
-    """Everything measured, without the networks, in one file."""
+    """Everything measured, without the networks, in one file; a failed write leaves the old one whole."""
     arrays = {"norms": giants.norms.numpy().astype(np.float16)}
     facts = {**giants.facts, "networks": {}, "parts": len(giants.trained.parts)}
     for group, results in (("trained", giants.trained), ("untrained", giants.untrained)):
@@ -123,17 +125,30 @@ def save(giants: Giants, path: str | Path) -> None:
             # copies are of patches, so the same in both groups
             facts.setdefault("grids", {label: list(part[label]["grid"]) for label in results.networks
                                        if "grid" in part[label]})
-    np.savez_compressed(path, facts=np.array(json.dumps(facts)), **arrays)
+    whole = io.BytesIO()
+    np.savez_compressed(whole, facts=np.array(json.dumps(facts)), **arrays)
+    write_whole(Path(path), whole.getvalue())
 
 
 def stored(path: str | Path | None = None) -> Giants:
-    """What `save` wrote; by default what comes with the course, measured as chapter 13 says."""
+    """What `save` wrote; by default what comes with the course, measured as chapter 13 says.
+
+    Raises ValueError for a file that is missing, damaged or something else; nothing in it is ever executed.
+    """
     path = Path(path) if path else results_folder() / STORED
+    ways_on = "restore notebooks/results from the repository, or measure anew with python -m helpers.giants"
     if not path.is_file():
-        raise ValueError(f"there is no {path.name}: restore notebooks/results from the repository")
-    with open(path, "rb") as file, np.load(file, allow_pickle=False) as kept:
-        arrays = {name: torch.from_numpy(np.array(kept[name])) for name in kept.files if name != "facts"}
-        facts = json.loads(str(kept["facts"]))
+        raise ValueError(f"there is no {path.name}: {ways_on}")
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as kept:
+            arrays = {name: torch.from_numpy(np.array(kept[name])) for name in kept.files if name != "facts"}
+            return _from_arrays(arrays, json.loads(str(kept["facts"])))
+    except Exception as error:  # a damaged archive raises errors of a dozen kinds
+        raise ValueError(f"{path.name} is damaged, or does not hold stored measurements "
+                         f"({type(error).__name__}: {error}): {ways_on}") from error
+
+
+def _from_arrays(arrays: dict[str, Tensor], facts: dict) -> Giants:
     groups, networks, parts = [], facts.pop("networks"), facts.pop("parts")
     grids = {label: tuple(grid) for label, grid in facts.pop("grids").items()}
     for group in ("trained", "untrained"):
@@ -184,7 +199,7 @@ def main(given: list[str]) -> int:
     target = results_folder() / STORED
     try:
         save(measure(*given, folder=target.with_suffix(".parts")), target)
-    except (report.Stop, ValueError) as stop:
+    except (report.Stop, ValueError, OSError) as stop:
         print(f"Nothing was measured. {stop}", file=sys.stderr)
         return 2
     print(f"written: {target.name}, {target.stat().st_size / 1e6:.1f} MB")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -29,6 +30,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from . import onepass, page, shapes, zoo
+from .files import write_whole
 from .onepass import Network, Results, field_maps, measure
 from .photos import load_photos
 from .rules import RULES, apply
@@ -194,24 +196,45 @@ def rank() -> int:
 def stage(name: str, folder: Path, count: int, work: Callable[[int], dict | Tensor]) -> list:
     """work(0), …, work(count - 1), done by all processes together and known to all; each kept when finished.
 
-    Process r of N does every Nth piece, so any number of processes gives the very same pieces.
+    Process r of N does every Nth piece, so any number of processes gives the very same pieces. A kept piece
+    that was damaged, or put there from another run, is done again, with a sentence that says so.
     """
     from tqdm import tqdm
 
     world, done = (dist.get_world_size() if dist.is_initialized() else 1), {}
-    folder.mkdir(parents=True, exist_ok=True)
     mine = range(rank(), count, world)
     for i in tqdm(mine, desc=name, unit="batch", disable=rank() > 0, file=sys.stderr):
         file = folder / f"{name.replace(' ', '-')}-{i:05}.pt"
-        if not file.exists():
-            torch.save(work(i), file.with_suffix(f".{rank()}.tmp"))
-            os.replace(file.with_suffix(f".{rank()}.tmp"), file)  # whole or not at all
-        done[i] = torch.load(file, weights_only=True)
+        piece = _kept(file)
+        if piece is None:
+            packed = io.BytesIO()
+            torch.save(work(i), packed)
+            piece = packed.getvalue()
+            write_whole(file, _seal(file, piece) + piece)
+        done[i] = torch.load(io.BytesIO(piece), weights_only=True)
     if world > 1:
         everyone: list = [None] * world
         dist.all_gather_object(everyone, done)
         done = {i: part for each in everyone for i, part in each.items()}
     return [done[i] for i in range(count)]
+
+
+def _seal(file: Path, piece: bytes) -> bytes:
+    """A checksum of a piece and its place: the run (which is the folder's name), the stage, the number."""
+    return hashlib.sha256(f"{file.parent.name}/{file.name}:".encode() + piece).digest()  # 32 bytes
+
+
+def _kept(file: Path) -> bytes | None:
+    """The piece in a file that `stage` wrote; None where there is none, or one that its seal does not fit."""
+    if not file.is_file():
+        return None
+    content = file.read_bytes()
+    seal, piece = content[:32], content[32:]
+    if seal == _seal(file, piece):
+        return piece
+    print(f"{file.name} in {file.parent} was cut short, changed, or belongs to another run: that batch is "
+          "measured again.", file=sys.stderr)
+    return None
 
 
 def group(title: str, nets: dict[str, Network], args, batch_of, n: int, folder: Path) -> Results:
@@ -262,7 +285,6 @@ def report(args: argparse.Namespace, device: torch.device) -> Path:
     facts = {"images": what, "batch": args.batch, "notes": notes, "rows": rows}
     title = "Do these networks see alike? " + ", ".join(trained)
     text, numbers = page.write(title, facts, first, control, findings, (vit, cnn), args.random_weights)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     keys = "label", "name", "weights", "parameters", "input", "kind"
     stored = {"images": what, "n_images": first.n_images, "random_weights": args.random_weights,
               "notes": notes, "networks": [dict(zip(keys, row, strict=True)) for row in rows],
@@ -270,9 +292,8 @@ def report(args: argparse.Namespace, device: torch.device) -> Path:
               "findings": {slug: found if isinstance(found, str) else found.as_dict()
                            for slug, _, found in findings},
               "measures": _finite(numbers)}
-    numbers_file = args.out.with_suffix(".json")
-    numbers_file.write_text(json.dumps(stored, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    args.out.write_text(text, encoding="utf-8")
+    write_whole(args.out.with_suffix(".json"), json.dumps(stored, indent=1, allow_nan=False) + "\n")
+    write_whole(args.out, text)
     shutil.rmtree(args.out.with_suffix(".parts"))
     return args.out
 
@@ -326,6 +347,10 @@ def main(given: list[str] | None = None) -> int:
         return 0
     except (Stop, ValueError) as stop:
         print(f"No report. {stop}", file=sys.stderr)
+        return 2
+    except OSError as error:  # a full disk, say
+        print(f"No report. {error.strerror or error}. Finished batches are kept: when that is put right, the "
+              "same command goes on from them.", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("Interrupted: the same command goes on from what is finished.", file=sys.stderr)

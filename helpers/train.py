@@ -22,12 +22,13 @@ import numpy as np
 import timm
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save as as_safetensors
 from torch import nn
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
 from . import attention, shapes, zoo
+from .files import write_whole
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vits-and-convnets"
 HELD_OUT = 10**6  # the seed of the images that judge a run; no run trains on them
@@ -105,7 +106,7 @@ class Run:
             tensors |= {f"optimiser.{index}.{k}": v for k, v in state.items()}
         facts = {"images": self.images, "seconds": self.seconds, "history": self.history}
         tensors = {k: v.detach().contiguous().clone() for k, v in tensors.items()}
-        _write(path, lambda p: save_file(tensors, p, metadata={"run": json.dumps(facts)}))
+        write_whole(path, as_safetensors(tensors, metadata={"run": json.dumps(facts)}))
 
     def restore(self, path: Path) -> None:
         with safe_open(path, "pt") as file:
@@ -221,7 +222,7 @@ def export(name: str, recipe: Recipe, run: Run, folder: Path) -> None:
     changed = int((_predict(copy, scenes) != before).any(1).sum())
     labels = torch.stack([scenes.shape, scenes.background], 1)
     path = folder / f"{name}.safetensors"
-    _write(path, lambda p: save_file(halved if changed == 0 else state, p))
+    write_whole(path, as_safetensors(halved if changed == 0 else state))
     card = {
         "name": name,
         "model": recipe.model,
@@ -242,7 +243,7 @@ def export(name: str, recipe: Recipe, run: Run, folder: Path) -> None:
         "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
         "history": run.history,
     }
-    _write(folder / f"{name}.json", lambda p: Path(p).write_text(json.dumps(card, indent=1) + "\n"))
+    write_whole(folder / f"{name}.json", json.dumps(card, indent=1) + "\n")
 
 
 def _wilson(right: int, n: int, z: float = 1.96) -> list[float]:
@@ -260,18 +261,6 @@ def _processor(model: nn.Module) -> str:
     return f"{platform.machine()} processor, {torch.get_num_threads()} thread(s)"
 
 
-def _write(path: Path, write) -> None:
-    """All of a file or nothing of it: written beside, then moved into place."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        write(str(beside))
-        os.chmod(beside, 0o644)  # safetensors writes for the owner alone
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
-
-
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m helpers.train", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -287,7 +276,7 @@ def main(arguments: list[str] | None = None) -> None:
     for name in options.names:
         try:
             train(name, RECIPES[name], resume=options.resume)
-        except ValueError as error:
+        except (ValueError, OSError) as error:
             sys.exit(f"{name}: {error}")
 
 

@@ -10,13 +10,13 @@ import difflib
 import html
 import json
 import math
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+
+from .files import write_whole
 
 FINDINGS: tuple[str, ...] = (  # in the order of the chapters
     "uniform-vit", "grid-resnet", "cross-model", "attention-distance", "local-heads-need-data",
@@ -126,7 +126,8 @@ def verdict(
     ))
     if save:
         target = Path(folder) if folder is not None else results_folder()
-        _write(target / f"{finding}.json", json.dumps(made.as_dict(), indent=1, sort_keys=True) + "\n")
+        text = json.dumps(made.as_dict(), indent=1, sort_keys=True) + "\n"
+        write_whole(target / f"{finding}.json", text)
     return made
 
 
@@ -309,17 +310,3 @@ def _show(number: float) -> str:
     """Three significant digits, never in powers of ten for everyday sizes."""
     text = f"{number:.3g}"
     return f"{number:,.0f}" if "e+" in text else text.replace("-", "\N{MINUS SIGN}", 1)
-
-
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all: written beside its place, then moved there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(name, 0o644)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -168,16 +167,3 @@ def test_wilson_interval_matches_its_definition():
     share, low, high = train._wilson(90, 100)
     for end in (low, high):  # the ends solve |share - p| = z sqrt(p (1 - p) / n)
         assert abs(abs(share - end) - 1.96 * (end * (1 - end) / 100) ** 0.5) < 1e-3
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path):
-    path = tmp_path / "kept.txt"
-    path.write_text("old")
-
-    def fails(beside):
-        Path(beside).write_text("half")
-        raise OSError("disk full")
-
-    with pytest.raises(OSError):
-        train._write(path, fails)
-    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]

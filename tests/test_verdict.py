@@ -76,7 +76,7 @@ def test_a_failed_write_leaves_the_old_file_whole(tmp_path, monkeypatch):
     def full(*_):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(v.os, "replace", full)
+    monkeypatch.setattr(os, "replace", full)
     with pytest.raises(OSError, match="No space"):
         say(tmp_path, holds=False)
     assert (tmp_path / "uniform-vit.json").read_bytes() == before
