@@ -68,7 +68,7 @@ class Network:
                         raise ValueError(f"its last block has only {grid[0]} x {grid[1]} places")
                     patch_grams(self.resize(images[:1]), grid)
             except ValueError as error:
-                self.reasons[name] = str(error)
+                self.reasons[name] = str(error).removeprefix("keep failed on ")
 
     @property
     def taps(self) -> tuple[str, ...]:

@@ -19,13 +19,17 @@ from .tables import table
 from .verdict import Verdict, bootstrap
 
 BANNER = "UNTRAINED: random weights, nothing was learned"
-STYLE = """body{font:17px/1.55 system-ui,sans-serif;max-width:46rem;margin:auto;padding:1rem}
+STYLE = """:root{color-scheme:light dark}
+body{font:17px/1.55 system-ui,sans-serif;max-width:46rem;margin:auto;padding:1rem;overflow-wrap:anywhere}
 body{color:#1a1a1a;background:#fff}
 img{max-width:100%;height:auto}h2{margin-top:2.2em;border-top:1px solid #ddd;padding-top:.6em}
-.wide{overflow-x:auto}table{border-collapse:collapse;font-size:.88em}th,td{padding:.2em .6em;text-align:right;
+.wide{overflow-x:auto;overflow-wrap:normal}.wide:focus-visible{outline:2px solid #0b5cad}
+table{border-collapse:collapse;font-size:.88em}th,td{padding:.2em .6em;text-align:right;
 border-bottom:1px solid #ddd;vertical-align:top}th:first-child{text-align:left}
 .banner{background:#8c1d18;color:#fff;padding:.6em 1em;font-weight:700}
-.note{background:#f2f2f2;padding:.5em 1em}figure{margin:1em 0}"""
+.note{background:#f2f2f2;padding:.5em 1em}figure{margin:1em 0}
+@media(prefers-color-scheme:dark){body{color:#e6e6e6;background:#181818}.note{background:#2b2b2b}
+h2,th,td{border-color:#4a4a4a}.wide:focus-visible{outline-color:#8ab8ff}}"""
 
 
 class Page:
@@ -41,7 +45,9 @@ class Page:
         self.parts.append(f'<p{f" class={kind!r}" if kind else ""}>{html.escape(" ".join(sentences))}</p>')
 
     def table(self, header, rows) -> None:
-        self.parts.append(f'<div class="wide" tabindex="0">{table(header, rows)._repr_html_()}</div>')
+        shown = table(header, rows)._repr_html_().replace("_", "_<wbr>")  # where a long name may break
+        self.parts.append(f'<div class="wide" tabindex="0" role="region" aria-label="Table: '
+                          f'{html.escape(", ".join(header))}">{shown}</div>')
 
     def verdict(self, found: Verdict) -> None:
         self.parts.append(found._repr_html_())

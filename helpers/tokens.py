@@ -52,10 +52,15 @@ def places(output: Tensor, model: nn.Module, where: Layout | None) -> tuple[Tens
 
     Takes tokens (B, t, channels) of a model with layout `where`, and feature maps (B, channels, gh, gw), or
     (B, gh, gw, channels) where timm says so (Swin). Raises ValueError for anything without a place in the
-    image.
+    image, and for a map whose axes look to be in the other order: timm speaks of a model's last output only.
     """
     if output.ndim == 4:
         channels_last = str(getattr(unwrap(model), "output_fmt", "NCHW")).endswith("NHWC")
+        _, one, two, three = output.shape
+        if one != three and two == (three if channels_last else one):
+            said = "(n, rows, columns, C)" if channels_last else "(n, C, rows, columns)"
+            raise ValueError(f"a layer of shape {tuple(output.shape)} does not look like the {said} that its "
+                             "model declares: which axes are places cannot be told")
         output = output if channels_last else output.permute(0, 2, 3, 1)  # (B, gh, gw, channels)
         return output.flatten(1, 2), 0, tuple(output.shape[1:3])
     if output.ndim == 3 and where is not None:

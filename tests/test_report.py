@@ -8,6 +8,7 @@ import torch
 
 from helpers import onepass, report, rules, zoo
 from helpers.cka import compare
+from helpers.tokens import places
 from helpers.verdict import Verdict
 
 SETTINGS = ["--n", "16", "--batch", "8", "--size", "64", "--field-images", "8", "--field-draws", "2"]
@@ -45,6 +46,47 @@ def test_a_measure_that_a_model_does_not_admit_has_its_reason(made):
     assert "cannot be measured on a ResNet" in numbers["left_out"]["test_resnet"]["distance"]
     assert "Left out for test_resnet: attention distance cannot be measured" in page
     assert numbers["left_out"]["test_vit"] == {}
+
+
+FAMILIES = {  # architecture -> what it does not admit; the reason is a sentence about the network
+    "deit_tiny_distilled_patch16_224": set(),
+    "beit_base_patch16_224": set(),
+    "coatnet_nano_rw_224": {"distance", "norms"},
+    "swin_tiny_patch4_window7_224": {"distance", "norms"},
+    "crossvit_tiny_240": {"distance", "norms", "tokens", "fields"},
+    "levit_128s": {"distance", "norms", "tokens", "fields"},
+    "tiny_vit_5m_224": {"distance", "norms", "tokens", "fields"},  # rows, columns, channels, and does not say so
+    "vgg11": {"distance", "norms", "tokens", "fields"},
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_is_measured_or_left_out_with_the_reason(name):
+    network = report.networks(report.arguments([name, "--random-weights"]), True, 0, torch.device("cpu"))[name]
+    images = torch.rand(4, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    network.look_at(images)
+    assert set(network.reasons) == FAMILIES[name]
+    assert not any("keep" in reason or len(reason) < 40 for reason in network.reasons.values())
+    part = onepass.measure([network], images)
+    assert bool(part["plain"]["xy"].isfinite().all()) and ("distance" in part[name]) == ("distance" not in FAMILIES[name])
+
+
+def test_a_map_whose_axes_contradict_what_its_model_declares_has_no_places():
+    model = torch.nn.Identity()  # timm's default: (n, C, rows, columns)
+    assert places(torch.zeros(2, 5, 7, 7), model, None)[2] == (7, 7)
+    assert places(torch.zeros(2, 5, 4, 7), model, None)[2] == (4, 7)
+    with pytest.raises(ValueError, match="cannot be told"):
+        places(torch.zeros(2, 7, 7, 5), model, None)
+    model.output_fmt = "NHWC"
+    assert places(torch.zeros(2, 7, 7, 5), model, None)[2] == (7, 7)
+    with pytest.raises(ValueError, match="cannot be told"):
+        places(torch.zeros(2, 5, 7, 7), model, None)
+
+
+def test_tables_and_titles_may_break_in_long_names_and_scroll_with_the_keyboard(made):
+    page, *_ = made
+    regions = re.findall(r'<div class="wide" tabindex="0" role="region" aria-label="Table: ([^"]+)">', page)
+    assert len(regions) == page.count("<table") and "test_<wbr>vit" in page
 
 
 def test_cka_is_that_of_compare(made):
