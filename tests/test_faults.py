@@ -68,6 +68,42 @@ def test_every_measure_checks_its_images(measure):
         MEASURES[measure](x * 255)
 
 
+WRAPPED = {
+    "compiled": lambda model: torch.compile(model, backend="eager"),
+    "compiled and run": lambda model: run_once(torch.compile(model, backend="eager")),
+    "in DataParallel": nn.DataParallel,
+    "in train mode": lambda model: model.train(),
+}
+
+
+def run_once(model):
+    model(IMAGES[:4])
+    return model
+
+
+@pytest.mark.parametrize("kind", WRAPPED)
+@pytest.mark.parametrize("measure", ["mean_distance", "norm_ratios", "localise", "field"])
+def test_every_measure_takes_wrapped_models_and_leaves_their_mode(monkeypatch, measure, kind):
+    plain = numbers_of(MEASURES[measure](IMAGES[:4]))
+    model = WRAPPED[kind](zoo.load("vit"))
+    modes = [module.training for module in model.modules()]
+    monkeypatch.setattr(zoo, "load", lambda name: model)
+    assert torch.equal(numbers_of(MEASURES[measure](IMAGES[:4])), plain)
+    assert [module.training for module in model.modules()] == modes
+
+
+def numbers_of(found):
+    return next(value for value in (found, *(getattr(found, name, None) for name in ("patches", "maps")))
+                if isinstance(value, torch.Tensor))
+
+
+def test_images_follow_the_model_to_another_device():
+    with torch.device("meta"):  # a device that every machine has; it computes shapes alone
+        model = nn.Sequential(nn.Conv2d(3, 4, 3))
+    kept = helpers.record.observe(model, IMAGES[:8], ["0"])["0"]
+    assert kept.device.type == "meta" and len(kept) == 8 and IMAGES.device.type == "cpu"
+
+
 # --- files ----------------------------------------------------------------------------------------
 
 TENTHS = [0.0, 0.0001, 0.01, 0.1, 0.3, 0.5, 0.7, 0.9, 0.99, 0.9999]
@@ -355,6 +391,37 @@ def test_a_report_killed_twenty_times_gives_the_same_pieces(tmp_path):
     assert kills == 20
     parts = report.stage("one", tmp_path, 400, work)
     assert all(bool((part["n"] == i).all()) for i, part in enumerate(parts))
+
+
+def test_a_whole_report_killed_at_random_moments_ends_with_the_same_numbers(tmp_path):
+    given, chance, kills = [*SMALL, "-n", "64", "--out"], random.Random(2), 0
+    assert report.main([*given, str(tmp_path / "whole.html")]) == 0
+    for _ in range(2):  # a process of its own each time: autograd does not outlive a fork
+        process = subprocess.Popen([sys.executable, "-m", "helpers.report", *given, tmp_path / "cut.html"], cwd=ROOT,
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        before, give_up = len(list(tmp_path.rglob("*.pt"))), time.monotonic() + 60
+        while len(list(tmp_path.rglob("*.pt"))) == before and process.poll() is None and time.monotonic() < give_up:
+            time.sleep(0.01)
+        time.sleep(chance.uniform(0, 0.2))
+        process.kill()
+        kills += process.wait() == -signal.SIGKILL
+    assert kills == 2 and 2 <= len(list(tmp_path.rglob("*.pt")))
+    assert report.main([*given, str(tmp_path / "cut.html")]) == 0
+    for name in ("html", "json"):
+        assert (tmp_path / f"cut.{name}").read_bytes() == (tmp_path / f"whole.{name}").read_bytes()
+
+
+def test_an_execution_killed_at_random_moments_leaves_the_notebook_as_it_was(tmp_path):
+    path, chance = tmp_path / "a.ipynb", random.Random(3)
+    tool.write(notebook("import time\ntime.sleep(60)"), path)
+    before = path.read_bytes()
+    for _ in range(3):
+        process = subprocess.Popen([sys.executable, ROOT / "book" / "tools" / "notebooks.py", "--all", path],
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(chance.uniform(0.5, 4))
+        process.kill()
+        assert process.wait() == -signal.SIGKILL
+        assert path.read_bytes() == before and os.listdir(tmp_path) == ["a.ipynb"]
 
 
 # --- determinism ----------------------------------------------------------------------------------
