@@ -128,6 +128,12 @@ def test_a_users_own_checkpoint_cut_short_is_refused(own, tmp_path, kind, keep):
         zoo.load("test_vit", tmp_path / f"cut.{kind}")
 
 
+@pytest.mark.parametrize("kind", ["safetensors", "pth"])
+def test_a_users_own_checkpoint_of_another_model_is_refused(own, kind):
+    with pytest.raises(ValueError, match="could not be read as weights of 'test_resnet'"):
+        zoo.load("test_resnet", own / f"own.{kind}")
+
+
 class Bomb:
     def __init__(self, path):
         self.path = path
@@ -301,6 +307,15 @@ def test_a_report_on_a_full_disk_stops_in_a_sentence_and_goes_on(tmp_path, monke
     monkeypatch.setattr(report, "measure", lambda *given: measured.append(1) or measure(*given))
     assert report.main(given) == 0 and len(measured) == 3  # one of the four was kept
     assert sorted(os.listdir(tmp_path)) == ["r.html", "r.json"]
+
+
+def test_a_photograph_replaced_in_the_folder_is_another_run(tmp_path):
+    (tmp_path / "a.png").write_bytes(b"one")
+    args = report.arguments([*SMALL, "--images", str(tmp_path)])
+    before = report.fingerprint(args, {}, torch.zeros(1))
+    assert report.fingerprint(args, {}, torch.zeros(1)) == before
+    (tmp_path / "a.png").write_bytes(b"another")
+    assert report.fingerprint(args, {}, torch.zeros(1)) != before
 
 
 def test_a_report_whose_folder_cannot_be_made_stops_in_a_sentence(tmp_path, capsys):
