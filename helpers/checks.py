@@ -10,8 +10,8 @@ cannot take those). `checks.hsic.call` is the signature, `checks.hsic.hint(f)` r
 never returns: interrupt the kernel.
 
 How it works is in `helpers.checking`; what is checked in `checks_depth`, `checks_similarity` and
-`checks_networks`, one row a checker: a slow, obvious specification; cases; what goes wrong. The specifications
-import none of the course's own measures, so they check those too.
+`checks_networks`, one row a checker: a slow, obvious specification; cases; what goes wrong. The
+specifications import none of the course's own measures, so they check those too.
 """
 
 from .checks_depth import closest_depth, unpatchify
@@ -19,5 +19,4 @@ from .checks_networks import mean_distance, norm_ratios, patch_distances, radius
 from .checks_similarity import centred_gram, centring, cka, cka_biased, hsic, hsic1, minibatch_cka
 
 __all__ = ["unpatchify", "closest_depth", "centring", "centred_gram", "hsic", "hsic1", "cka", "cka_biased",
-           "minibatch_cka",
-           "patch_distances", "mean_distance", "radius", "norm_ratios", "sharpness", "ridge"]
+           "minibatch_cka", "patch_distances", "mean_distance", "radius", "norm_ratios", "sharpness", "ridge"]
