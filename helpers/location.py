@@ -59,20 +59,6 @@ def localise(model: nn.Module, batches, layer: str, tokens=None, unbiased: bool 
     return _localisation(total, tokens, grid)
 
 
-def pixel_baseline(batches, grid: tuple[int, int], tokens=None, unbiased: bool = True) -> Localisation:
-    """What tokens that are copies of their own patch would show: CKA of patches with patches.
-
-    Neighbouring patches look alike, so even such a token is not similar to its own patch only.
-    """
-    total = MinibatchCKA(unbiased)
-    for batch in loop(batches):
-        images = check_images(images_of(batch))
-        if len(images) >= SMALLEST[unbiased]:
-            grams = patch_grams(images, grid)
-            total.update(grams[token_indices(tokens, grid)], grams)
-    return _localisation(total, tokens, grid)
-
-
 def sharpness(maps: Tensor, tokens=None, relative: bool = False) -> Tensor:
     """How far a token's own patch stands out: its CKA minus the mean of all other patches', (tokens,).
 

@@ -230,16 +230,6 @@ def cka_maps(comparisons: Mapping[str, object], columns: int = 2, title: str = "
     return figure
 
 
-def cka_pair(trained, untrained, deconfounded=None, names=("trained", "untrained", "input regressed out"),
-             title: str = ""):
-    """A network's map beside its untrained self's and, where given, with input similarity regressed out.
-
-    Each a Comparison or (Lx, Ly).
-    """
-    maps = [trained, untrained] + ([] if deconfounded is None else [deconfounded])
-    return cka_maps(dict(zip(names, maps, strict=False)), columns=len(maps), title=title)
-
-
 @_figure
 def closest_depth(comparisons, title: str = "", row_label=None, column_label=None):
     """For each row (a ViT block), the column (a ResNet unit) that resembles it most.

@@ -85,12 +85,6 @@ def test_batches_average_hsic_and_give_intervals():
     torch.testing.assert_close(with_rest, found.maps)  # 3 images are too few, and are left out
 
 
-def test_the_pixel_baseline_is_one_at_home():
-    found = location.pixel_baseline(torch.rand(24, 3, 32, 32).split(12), (4, 4), [5, (3, 3)])
-    assert found.maps.shape == (2, 4, 4)
-    assert found.maps[0, 1, 1] == pytest.approx(1) and found.maps[1, 3, 3] == pytest.approx(1)
-
-
 def test_deconfounding_takes_the_whole_image_out():
     """All patches share one number an image: similarity everywhere, until what images share is taken out."""
     shared = 3 * torch.randn(64, 1, 1, 1)
@@ -116,7 +110,7 @@ def test_sharpness_and_rank_by_hand():
     (lambda m, x: location.token_patch_cka(m, x, "head"), "places"),
     (lambda m, x: location.token_patch_cka(m, x, "blocks.99"), "no layer"),
     (lambda m, x: location.token_patch_cka(m, x[:3], "blocks.0"), "no batch"),
-    (lambda m, x: location.pixel_baseline(x, (5, 5)), "equal patches"),
+    (lambda m, x: location.patch_grams(x, (5, 5)), "equal patches"),
     (lambda m, x: location.sharpness(torch.rand(2, 4, 4), [1]), "one map a token"),
 ])
 def test_bad_input(call, match):

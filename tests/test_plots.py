@@ -41,7 +41,6 @@ FIGURES = {
     "confusions": lambda: p.confusions({"a": np.eye(3), "b": np.full((3, 3), 1 / 3)}, ["disk", "ring", "bar"]),
     "cka_heatmap": lambda: p.cka_heatmap(comparison(), title="ViT against ResNet"),
     "cka_maps": lambda: p.cka_maps({"one": comparison(), "two": comparison()}, title="two"),
-    "cka_pair": lambda: p.cka_pair(*(comparison(VIT, VIT) for _ in range(3))),
     "closest_depth": lambda: p.closest_depth({"trained": comparison(), "untrained": comparison()}),
     "attention_distances": lambda: p.attention_distances(torch.rand(12, 4) * 20, 16.55),
     "attention_scatter": lambda: p.attention_scatter(torch.rand(12, 4) * 20, 16.55),
