@@ -76,7 +76,8 @@ class Check:
             return next(iter(problems.values()), "")
         finite = [i for i in wrong if np.isfinite(answers[i]).all()] or wrong
         known = self._known_mistake(cases, answers, answers) or self._known_mistake(cases, answers, finite)
-        return (known or next(iter(problems.values()), "")
+        return (_unsteady(function, *cases[wrong[0]], answers[wrong[0]])
+                or known or next(iter(problems.values()), "")
                 or _bad_values([(cases[i][0], answers[i], wanted[i]) for i in wrong])
                 or self._broken_rule(function, cases)
                 or _pattern([(answers[i], wanted[i]) for i in answers if wanted[i].any()])
@@ -169,6 +170,16 @@ def _same(mistake: Callable, args: Args, answer: np.ndarray) -> bool:
             return _close(answer, np.asarray(mistake(*args), float), equal_nan=True)
     except (ValueError, IndexError, ZeroDivisionError, np.linalg.LinAlgError):
         return False
+
+
+def _unsteady(function: Callable, what: str, args: Args, answer: np.ndarray) -> str:
+    try:
+        again = _answer(function, args)
+    except _Problem as problem:
+        return f"with {what}, your function works once, and called again it {problem}"
+    return "" if _close(again, answer, equal_nan=True) else (
+        f"with {what}, your function gives another answer when it is called again with the same arguments: "
+        "does it draw random numbers, or keep something from the call before?")
 
 
 def _bad_values(wrong: list[tuple[str, np.ndarray, np.ndarray]]) -> str:

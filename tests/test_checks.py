@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 
 import numpy as np
 import pytest
@@ -81,6 +82,7 @@ def changes(K, L):
     return (K * L).sum()
 
 
+CALLS = itertools.count()
 ODD = [
     (raises, "raises KeyError"), (lambda *a: None, "return missing"), (changes, "changes its arguments"),
     (lambda K: 1.0, "cannot be called as hsic(K, L)"), (lambda K, L: "0.3", "no array of real numbers"),
@@ -92,6 +94,8 @@ ODD = [
     (lambda K, L: grams.hsic(K, L, unbiased=False) ** 2, "root is missing"),
     (lambda K, L: grams.hsic(K, L, unbiased=False) if len(K) % 2 else grams.hsic(K, L, unbiased=False) * 1.2, "right in"),
     (lambda K, L: grams.hsic(K, L, unbiased=False) + float(K[0, 0]), "not centred"),
+    (lambda K, L: grams.hsic(K, L, unbiased=False) * np.random.default_rng().uniform(0.5, 2), "another answer when"),
+    (lambda K, L: float(next(CALLS)), "another answer when"),
 ]
 
 
