@@ -62,7 +62,8 @@ RESNET = Recipe({"kind": "resnet"}, cycles=(64_000,), rate=2e-3)
 RECIPES: dict[str, Recipe] = {
     "vit": VIT,
     "vit-b": replace(VIT, seed=2),
-    "vit-long": replace(VIT, start="vit", seed=3, cycles=(256_000, 512_000, 1_024_000)),  # other fresh images
+    # other fresh images; the stored checkpoint is the one after the second cycle
+    "vit-long": replace(VIT, start="vit", seed=3, cycles=(256_000, 512_000, 1_024_000)),
     "resnet": RESNET,
     "resnet-b": replace(RESNET, seed=2),
     "vit-gap": replace(VIT, model={"kind": "vit", "pool": "avg"}),
